@@ -1,0 +1,108 @@
+// Package gitref parses the names that come from outside and lead into git:
+// revisions, branches and paths. Each has one strict parser; everything past it
+// may rely on the form. All errors have exit code 2.
+package gitref
+
+import (
+	"path"
+	"regexp"
+	"strings"
+
+	"fabrique/steps/step"
+)
+
+// Revision is a full commit id: 40 (SHA-1) or 64 (SHA-256) lower-case hex
+// digits, never all zeros. The zero value means "none".
+type Revision string
+
+var revisionForm = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
+
+// ParseRevision accepts a full commit id and nothing else: no branch, no
+// abbreviation, no upper case, and not the all-zero id with which git says
+// "no commit" (a deleted branch in a push event).
+func ParseRevision(s string) (Revision, error) {
+	if !revisionForm.MatchString(s) {
+		return "", step.Invalidf("parsing the revision %q: want a full commit id of 40 or 64 lower-case hex digits", clip(s))
+	}
+	if strings.Trim(s, "0") == "" {
+		return "", step.Invalidf("parsing the revision %q: all zeros means that there is no commit (a deleted branch)", s)
+	}
+	return Revision(s), nil
+}
+
+// Short gives the first 12 digits, the readable image tag (adr-0095 §2).
+func (r Revision) Short() string {
+	if len(r) < 12 {
+		return string(r)
+	}
+	return string(r[:12])
+}
+
+// Branch is a branch's short name ("main"), valid by the rules of
+// git-check-ref-format and without characters that mean something to a shell,
+// a template or a refspec.
+type Branch string
+
+var branchForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}$`)
+
+// ParseBranch accepts a short branch name. "refs/heads/main" is refused, as
+// are names that git itself refuses ("a..b", "a.lock", "a//b", "a/.b").
+func ParseBranch(s string) (Branch, error) {
+	switch {
+	case !branchForm.MatchString(s):
+		return "", step.Invalidf("parsing the branch %q: want letters, digits and ._/+- only, at most 200", clip(s))
+	case strings.HasPrefix(s, "refs/"):
+		return "", step.Invalidf("parsing the branch %q: want its short name, without refs/heads/", s)
+	case s == "HEAD", strings.Contains(s, ".."), strings.Contains(s, "//"), strings.Contains(s, "/."),
+		strings.HasSuffix(s, "/"), strings.HasSuffix(s, "."), strings.HasSuffix(s, ".lock"), strings.Contains(s, ".lock/"):
+		return "", step.Invalidf("parsing the branch %q: git does not allow this name", s)
+	}
+	return Branch(s), nil
+}
+
+// Ref gives the full name, "refs/heads/main".
+func (b Branch) Ref() string { return "refs/heads/" + string(b) }
+
+// Path is a slash-separated path inside a repository, clean and relative;
+// "." is the root.
+type Path string
+
+// ParsePath accepts a relative path that stays inside the repository. A
+// leading "./" and a trailing "/" are dropped; "..", absolute paths, back
+// slashes, control characters, ".git" components and commas (which separate
+// lists of paths) are refused.
+func ParsePath(s string) (Path, error) {
+	if s == "" || len(s) > 1024 {
+		return "", step.Invalidf("parsing the path %q: want 1 to 1024 characters", clip(s))
+	}
+	for _, r := range s {
+		if r < ' ' || r == 0x7f || r == '\\' || r == ',' || r == 0xfffd {
+			return "", step.Invalidf("parsing the path %q: control characters, back slashes and commas are not allowed", clip(s))
+		}
+	}
+	if path.IsAbs(s) {
+		return "", step.Invalidf("parsing the path %q: want a path relative to the repository's root", clip(s))
+	}
+	for part := range strings.SplitSeq(s, "/") {
+		if part == ".." {
+			return "", step.Invalidf("parsing the path %q: it must not leave the repository with \"..\"", clip(s))
+		}
+		if strings.EqualFold(part, ".git") {
+			return "", step.Invalidf("parsing the path %q: .git is not part of the source", clip(s))
+		}
+	}
+	return Path(path.Clean(s)), nil
+}
+
+// Contains reports whether p is other or one of its parent folders.
+func (p Path) Contains(other Path) bool {
+	return p == "." || p == other || strings.HasPrefix(string(other), string(p)+"/")
+}
+
+// clip keeps an error message readable when the input is long.
+func clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "…"
+	}
+	return s
+}

@@ -1,0 +1,225 @@
+// Package step is the contract that all step binaries share, so that a
+// Workflow, a test and a person at a terminal meet the same behaviour:
+//
+//   - Every flag --some-name falls back to the environment variable
+//     FABRIQUE_SOME_NAME. Secrets are never flags; a step takes the path of a
+//     file or reads a variable named in its help.
+//   - The result is one JSON object, the last line of standard output. With
+//     --outputs DIR each field also becomes a file DIR/<field> without a
+//     trailing newline (strings as they are, everything else as JSON), written
+//     on failure too, together with DIR/error, so that Argo always finds its
+//     output parameters.
+//   - Logs go to standard error by log/slog: text on a terminal, JSON otherwise.
+//   - Exit codes are [ExitOK], [ExitRetry], [ExitInvalid] and [ExitSource].
+//   - SIGTERM, SIGINT and --timeout cancel the context; a step then returns
+//     promptly with what it started cleaned up, exit code 1.
+package step
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+)
+
+// Spec describes a step whose result is the JSON object R, a struct with json
+// tags.
+type Spec[R any] struct {
+	Use     string        // binary's name
+	Short   string        // one line
+	Long    string        // what it does, what it guarantees
+	Example string        // a command that can be pasted
+	Timeout time.Duration // default of --timeout
+
+	// Flags declares the step's flags.
+	Flags func(*pflag.FlagSet)
+	// Run does the work. The result is written also when it returns an error.
+	Run func(context.Context, *slog.Logger) (R, error)
+}
+
+// Main runs the step with the process's arguments and ends the process.
+func Main[R any](spec Spec[R]) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	code := Execute(ctx, spec, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// Execute runs the step with args and gives its exit code.
+func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, stderr io.Writer) int {
+	log := NewLogger(stderr)
+	var outputs string
+	timeout := spec.Timeout
+	var result R
+	ran := false
+
+	cmd := &cobra.Command{
+		Use:           spec.Use,
+		Short:         spec.Short,
+		Long:          spec.Long + "\n\n" + contractHelp,
+		Example:       spec.Example,
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			return FlagsFromEnv(cmd.Flags())
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if timeout <= 0 {
+				return Invalidf("parsing --timeout %s: want a positive duration", timeout)
+			}
+			ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, fmt.Errorf("the deadline of %s passed (--timeout)", timeout))
+			defer cancel()
+			ran = true
+			var err error
+			result, err = spec.Run(ctx, log)
+			return withCause(ctx, err)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return Invalidf("%w; see %s --help", err, spec.Use)
+	})
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	cmd.SetArgs(args)
+	spec.Flags(cmd.Flags())
+	cmd.Flags().StringVar(&outputs, "outputs", "", "folder that gets one file per field of the result")
+	cmd.Flags().DurationVar(&timeout, "timeout", spec.Timeout, "deadline for the whole step")
+
+	err := cmd.ExecuteContext(ctx)
+	if !ran && err != nil && ExitCode(err) == ExitRetry {
+		err = Invalidf("%w; see %s --help", err, spec.Use) // cobra's own complaints about the arguments
+	}
+	if !ran && err == nil {
+		return ExitOK // --help
+	}
+	if outputs != "" {
+		if writeErr := WriteOutputs(outputs, result, err); writeErr != nil {
+			err = errors.Join(err, writeErr)
+		}
+	}
+	if err != nil {
+		log.Error(err.Error(), "exit_code", ExitCode(err))
+		return ExitCode(err)
+	}
+	if err := json.NewEncoder(stdout).Encode(result); err != nil {
+		log.Error("writing the result: "+err.Error(), "exit_code", ExitRetry)
+		return ExitRetry
+	}
+	return ExitOK
+}
+
+const contractHelp = `Every flag falls back to an environment variable: --some-flag to FABRIQUE_SOME_FLAG.
+The result is one JSON object, the last line of standard output; logs go to standard error.
+
+Exit codes: 0 done, also when there was nothing to do
+            1 a failure that a retry may mend (network, server error, deadline)
+            2 bad input or configuration
+            3 the source is at fault (Dockerfile missing, build failed)`
+
+// FlagsFromEnv sets every flag that the command line left alone from its
+// FABRIQUE_… variable, if there is one. A value that does not parse is bad
+// input.
+func FlagsFromEnv(flags *pflag.FlagSet) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := "FABRIQUE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		value, ok := os.LookupEnv(name)
+		if f.Changed || !ok || value == "" || f.Name == "help" {
+			return
+		}
+		if err := flags.Set(f.Name, value); err != nil {
+			errs = append(errs, Invalidf("reading the environment variable %s: %w", name, err))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// Required gives an error that names every flag in names that is empty.
+func Required(flags map[string]string) error {
+	var missing []string
+	for name, value := range flags {
+		if value == "" {
+			missing = append(missing, "--"+name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	slices.Sort(missing)
+	return Invalidf("missing %s; see --help for an example", strings.Join(missing, ", "))
+}
+
+// NewLogger logs to w: text when w is a terminal, JSON lines otherwise.
+func NewLogger(w io.Writer) *slog.Logger {
+	if IsTerminal(w) {
+		return slog.New(slog.NewTextHandler(w, nil))
+	}
+	return slog.New(slog.NewJSONHandler(w, nil))
+}
+
+// IsTerminal reports whether w is a terminal.
+func IsTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// WriteOutputs writes each field of result, a struct with json tags, to its own
+// file in dir, and the error's text (or nothing) to the file "error".
+func WriteOutputs(dir string, result any, failure error) error {
+	raw, err := json.Marshal(result)
+	if err != nil {
+		return Invalidf("encoding the result: %w", err)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return Invalidf("encoding the result: want a JSON object: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return Invalidf("creating the --outputs folder: %w", err)
+	}
+	text := ""
+	if failure != nil {
+		text = failure.Error()
+	}
+	if err := os.WriteFile(filepath.Join(dir, "error"), []byte(text), 0o644); err != nil {
+		return Invalidf("writing the --outputs: %w", err)
+	}
+	for name, value := range fields {
+		var s string
+		if json.Unmarshal(value, &s) != nil {
+			s = string(value)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(s), 0o644); err != nil {
+			return Invalidf("writing the --outputs: %w", err)
+		}
+	}
+	return nil
+}
+
+// withCause adds why the context ended (a signal, the deadline) to an error
+// that only says that it did. Such an error is worth a retry.
+func withCause(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	cause := context.Cause(ctx)
+	if strings.Contains(err.Error(), cause.Error()) {
+		return Retryf("%w", err)
+	}
+	return Retryf("%w: %w", cause, err)
+}
