@@ -106,3 +106,18 @@ func clip(s string) string {
 	}
 	return s
 }
+
+// SourceKey is the hash over everything that goes into an app's image at a
+// revision; the same key means the same source (design: "source key"). It is
+// 64 lower-case hex digits. The zero value means "none".
+type SourceKey string
+
+var sourceKeyForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// ParseSourceKey accepts 64 lower-case hex digits.
+func ParseSourceKey(s string) (SourceKey, error) {
+	if !sourceKeyForm.MatchString(s) {
+		return "", step.Invalidf("parsing the source key %q: want 64 lower-case hex digits", clip(s))
+	}
+	return SourceKey(s), nil
+}
