@@ -25,7 +25,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -44,8 +43,10 @@ type Spec[R any] struct {
 	Example string        // a command that can be pasted
 	Timeout time.Duration // default of --timeout
 
-	// Flags declares the step's flags.
+	// Flags declares the step's flags; see [Var] and [ListVar] for parsed ones.
 	Flags func(*pflag.FlagSet)
+	// Required names the flags that must be set, by option or environment.
+	Required []string
 	// Run does the work. The result is written also when it returns an error.
 	Run func(context.Context, *slog.Logger) (R, error)
 }
@@ -75,7 +76,10 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return FlagsFromEnv(cmd.Flags())
+			if err := FlagsFromEnv(cmd.Flags()); err != nil {
+				return err
+			}
+			return required(cmd.Flags(), spec.Required)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if timeout <= 0 {
@@ -130,39 +134,6 @@ Exit codes: 0 done, also when there was nothing to do
             1 a failure that a retry may mend (network, server error, deadline)
             2 bad input or configuration
             3 the source is at fault (Dockerfile missing, build failed)`
-
-// FlagsFromEnv sets every flag that the command line left alone from its
-// FABRIQUE_… variable, if there is one. A value that does not parse is bad
-// input.
-func FlagsFromEnv(flags *pflag.FlagSet) error {
-	var errs []error
-	flags.VisitAll(func(f *pflag.Flag) {
-		name := "FABRIQUE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		value, ok := os.LookupEnv(name)
-		if f.Changed || !ok || value == "" || f.Name == "help" {
-			return
-		}
-		if err := flags.Set(f.Name, value); err != nil {
-			errs = append(errs, Invalidf("reading the environment variable %s: %w", name, err))
-		}
-	})
-	return errors.Join(errs...)
-}
-
-// Required gives an error that names every flag in names that is empty.
-func Required(flags map[string]string) error {
-	var missing []string
-	for name, value := range flags {
-		if value == "" {
-			missing = append(missing, "--"+name)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	slices.Sort(missing)
-	return Invalidf("missing %s; see --help for an example", strings.Join(missing, ", "))
-}
 
 // NewLogger logs to w: text when w is a terminal, JSON lines otherwise.
 func NewLogger(w io.Writer) *slog.Logger {
