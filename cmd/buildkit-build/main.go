@@ -1,0 +1,46 @@
+// Command buildkit-build has BuildKit build one app's image and push it.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"fabrique/steps/build"
+	"fabrique/steps/buildarg"
+	"fabrique/steps/gitref"
+	"fabrique/steps/image"
+	"fabrique/steps/step"
+)
+
+func main() {
+	o := build.Options{Dockerfile: "Dockerfile", Platform: "linux/amd64", Frontends: build.DefaultFrontends(), Progress: os.Stderr}
+	step.Main(step.Spec[build.Result]{
+		Use: "buildkit-build", Short: "Build an app's image with BuildKit and push it",
+		Long: `Builds the Dockerfile of --context in the clone --dir and pushes <image>:<first 12 digits of the
+revision>. A tag that the registry already has, built from the same revision, is reused.`,
+		Example: `  buildkit-build --address tcp://buildkitd.fabrique-build:1234 --dir /workspace/tree --plain-http \
+    --context dataops/citation-dagster --image registry:80/citation --revision 7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210`,
+		Timeout: time.Hour, Required: []string{"address", "dir", "context", "image", "revision"},
+		Flags: func(f *pflag.FlagSet) {
+			f.StringVar(&o.Address, "address", "", "buildkitd: unix:///path or tcp://host:port")
+			f.StringVar(&o.Dir, "dir", "", "the clone's files, clone-at-sha's \"path\"")
+			step.Var(f, &o.Context, "context", "folder of the app in the repository", gitref.ParsePath)
+			step.Var(f, &o.Dockerfile, "dockerfile", "path in the context (default Dockerfile)", gitref.ParsePath)
+			step.Var(f, &o.BuildArgs, "build-args", "KEY=value,KEY2=value; no secrets", buildarg.Parse)
+			f.StringVar(&o.Target, "target", "", "stage to build (default: the last)")
+			step.Var(f, &o.Repository, "image", "registry:port/name, without a tag", image.ParseRepository)
+			step.Var(f, &o.Revision, "revision", "full commit id that the clone holds", gitref.ParseRevision)
+			step.Var(f, &o.SourceKey, "source-key", "source key of the app at the revision", gitref.ParseSourceKey)
+			step.Var(f, &o.Platform, "platform", "os/architecture (default linux/amd64)", image.ParsePlatform)
+			f.BoolVar(&o.PlainHTTP, "plain-http", false, "the registry speaks HTTP, not HTTPS")
+			step.Var(f, &o.Cache, "cache", "also keep the cache in the registry: off, min or max (default off)", build.ParseCache)
+			step.Var(f, &o.Frontends, "frontends", "what \"# syntax=\" may name: name=builtin or name=replacement, by comma", build.ParseFrontends)
+			step.Var(f, &o.Secrets, "secrets", "files for RUN --mount=type=secret: id=file, by comma", build.ParseSecrets)
+		},
+		Run: func(ctx context.Context, log *slog.Logger) (build.Result, error) { return build.Run(ctx, log, o) },
+	})
+}

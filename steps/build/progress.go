@@ -1,0 +1,104 @@
+package build
+
+import (
+	"context"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/moby/buildkit/client"
+	"github.com/moby/buildkit/util/progress/progressui"
+	digest "github.com/opencontainers/go-digest"
+
+	"fabrique/steps/step"
+)
+
+// seen is what a build reported.
+type seen struct {
+	steps  map[digest.Digest]*client.Vertex
+	output map[digest.Digest][]string // last lines, by build step
+	failed digest.Digest              // the build step that failed first
+}
+
+// tail is how many lines of a build step's output an error shows.
+const tail = 12
+
+// newWatch gives the channel for a Solve call, and a function that waits until
+// all of it was read (the Solve call closes it). The channel is read until it
+// is closed, whatever happens to the display, so that Solve never blocks on it.
+func newWatch(w io.Writer, redact func(string) string) (chan *client.SolveStatus, func() seen) {
+	in := make(chan *client.SolveStatus)
+	show := make(chan *client.SolveStatus, 16)
+	s := seen{steps: map[digest.Digest]*client.Vertex{}, output: map[digest.Digest][]string{}}
+	var running sync.WaitGroup
+	running.Go(func() {
+		defer close(show)
+		for status := range in {
+			clean(status, redact)
+			s.add(status)
+			show <- status
+		}
+	})
+	running.Go(func() {
+		display, err := newDisplay(w)
+		if err == nil {
+			_, err = display.UpdateFrom(context.Background(), show)
+		}
+		for range show { // a display that gave up
+		}
+	})
+	return in, func() seen { running.Wait(); return s }
+}
+
+func newDisplay(w io.Writer) (progressui.Display, error) {
+	switch {
+	case w == nil:
+		return progressui.NewDisplay(io.Discard, progressui.QuietMode)
+	case step.IsTerminal(w):
+		return progressui.NewDisplay(w, progressui.TtyMode)
+	}
+	return progressui.NewDisplay(w, progressui.PlainMode)
+}
+
+// clean takes secrets out of everything that will be shown.
+func clean(status *client.SolveStatus, redact func(string) string) {
+	for _, v := range status.Vertexes {
+		v.Name, v.Error = redact(v.Name), redact(v.Error)
+	}
+	for _, l := range status.Logs {
+		l.Data = []byte(redact(string(l.Data)))
+	}
+	for _, s := range status.Statuses {
+		s.Name, s.ID = redact(s.Name), redact(s.ID)
+	}
+}
+
+func (s *seen) add(status *client.SolveStatus) {
+	for _, v := range status.Vertexes {
+		s.steps[v.Digest] = v
+		if v.Error != "" && s.failed == "" && !strings.Contains(v.Error, "context canceled") {
+			s.failed = v.Digest
+		}
+	}
+	for _, l := range status.Logs {
+		lines := append(s.output[l.Vertex], strings.FieldsFunc(string(l.Data), func(r rune) bool { return r == '\n' || r == '\r' })...)
+		s.output[l.Vertex] = lines[max(0, len(lines)-tail):]
+	}
+}
+
+// total counts the build steps of the Dockerfile, without BuildKit's own
+// preparations and the export.
+func (s seen) total() int { return s.count(func(*client.Vertex) bool { return true }) }
+
+// cached counts those that were taken from the cache.
+func (s seen) cached() int { return s.count(func(v *client.Vertex) bool { return v.Cached }) }
+
+func (s seen) count(which func(*client.Vertex) bool) int {
+	n := 0
+	for _, v := range s.steps {
+		if strings.HasPrefix(v.Name, "[") && !strings.HasPrefix(v.Name, "[internal]") && which(v) {
+			n++
+		}
+	}
+	return n
+}
