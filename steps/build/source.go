@@ -41,7 +41,9 @@ func openSource(dir string, context, dockerfile gitref.Path) (source, error) {
 	if info, err := os.Stat(src.context); err != nil || !info.IsDir() {
 		return source{}, step.Sourcef("opening the context %q: it is not a folder", context)
 	}
-	file, err := inside(top, src.context, string(dockerfile))
+	// The source key covers the context; a Dockerfile elsewhere could change
+	// without notice.
+	file, err := inside(src.context, src.context, string(dockerfile))
 	if err != nil {
 		return source{}, step.Sourcef("opening the Dockerfile of %q: %w", context, err)
 	}

@@ -193,9 +193,8 @@ func parseTree(out []byte) ([]TreeEntry, error) {
 	return entries, nil
 }
 
-// Blobs reads objects by id, in one call. Each must be there and be at most
-// limit bytes.
-func (r *Repository) Blobs(ctx context.Context, ids []string, limit int) ([][]byte, error) {
+// Blobs reads objects by id, in one call. Each must be there.
+func (r *Repository) Blobs(ctx context.Context, ids []string) ([][]byte, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
@@ -213,9 +212,6 @@ func (r *Repository) Blobs(ctx context.Context, ids []string, limit int) ([][]by
 		size, err := strconv.Atoi(fields[2])
 		if err != nil || size+1 > len(rest) {
 			return nil, fmt.Errorf("reading object %s: git answers %q", id, header)
-		}
-		if size > limit {
-			return nil, step.Invalidf("reading object %s: %d bytes, at most %d are allowed", id, size, limit)
 		}
 		blobs = append(blobs, rest[:size])
 		out = rest[size+1:]

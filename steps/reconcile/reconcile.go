@@ -1,0 +1,326 @@
+// Package reconcile decides which apps are due: it compares the source
+// repository at the head of its branch with the records of what is deployed.
+// Nothing else decides; an event is only a hint to compare now.
+//
+// An app is due when its source key at the head is not the recorded one, and
+// nothing holds it. The number of requests to the server does not depend on the
+// number of apps: the branch, the trees (no file content) of one commit and the
+// records of one commit are fetched with the git protocol.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"fabrique/steps/git"
+	"fabrique/steps/gitref"
+	"fabrique/steps/image"
+	"fabrique/steps/record"
+	"fabrique/steps/step"
+)
+
+// Options says what to compare.
+type Options struct {
+	Source       git.Remote
+	SourceBranch gitref.Branch
+	Apps         git.Remote
+	AppsBranch   gitref.Branch
+	AppsPath     gitref.Path // folder with the records, searched with its subfolders
+	// Revision is the commit that the caller was told about; empty means the
+	// head. When the branch has moved on, it is superseded and nothing is due.
+	Revision gitref.Revision
+	// Only names the apps to look at; none means all.
+	Only []string
+}
+
+// App is one declared app and what is to be done about it.
+type App struct {
+	App        string           `json:"app"`
+	Record     string           `json:"record"` // file in the apps repository
+	Revision   gitref.Revision  `json:"revision"`
+	Context    gitref.Path      `json:"context"`
+	Dockerfile gitref.Path      `json:"dockerfile"`
+	Inputs     []gitref.Path    `json:"inputs,omitempty"`
+	Image      image.Name       `json:"image"`
+	BuildArgs  string           `json:"buildArgs,omitempty"`
+	Target     string           `json:"target,omitempty"`
+	SourceKey  gitref.SourceKey `json:"sourceKey"`
+
+	Due    bool   `json:"due"`
+	Reason string `json:"reason"`
+
+	DeployedRevision  gitref.Revision  `json:"deployedRevision,omitempty"`
+	DeployedSourceKey gitref.SourceKey `json:"deployedSourceKey,omitempty"`
+	DeployedDigest    image.Digest     `json:"deployedDigest,omitempty"`
+}
+
+// Broken is a record, or an app in it, that cannot be built. It does not stop
+// the others.
+type Broken struct {
+	App    string `json:"app,omitempty"` // empty when the file cannot be read that far
+	Record string `json:"record"`
+	Error  string `json:"error"`
+}
+
+// Plan is the outcome of a comparison.
+type Plan struct {
+	Head       gitref.Revision // of the source branch; empty for a repository without commits
+	Revision   gitref.Revision // that was compared: Options.Revision or Head
+	Superseded bool            // Revision is not the head any more
+	Apps       []App           // all that are declared and whole, by name
+	Broken     []Broken
+}
+
+// Reasons of an [App], beside "held: …" and "superseded by …".
+const (
+	NeverBuilt    = "never built"
+	SourceChanged = "source changed"
+	NoDigest      = "the record has no digest"
+	UpToDate      = "up to date"
+	RolledBack    = "held: rolled back, until the source changes"
+)
+
+// Due lists the apps to build.
+func (p Plan) Due() []App {
+	due := []App{}
+	for _, a := range p.Apps {
+		if a.Due {
+			due = append(due, a)
+		}
+	}
+	return due
+}
+
+// Run compares. Errors: exit code 2 for a revision, branch or app that does not
+// exist and for a wrong token, 1 for the network.
+func Run(ctx context.Context, log *slog.Logger, o Options) (plan Plan, err error) {
+	dir, err := os.MkdirTemp("", "reconcile-head-")
+	if err != nil {
+		return Plan{}, fmt.Errorf("creating a folder: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	started := time.Now()
+
+	var records []record.Record
+	var broken []Broken
+	var source *git.Repository
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		records, broken, err = readRecords(groupCtx, filepath.Join(dir, "apps"), o)
+		return err
+	})
+	group.Go(func() (err error) {
+		source, err = openSource(groupCtx, filepath.Join(dir, "source"), o, &plan)
+		return err
+	})
+	if err := group.Wait(); err != nil {
+		return Plan{}, err
+	}
+	records, clashes := separate(records, o)
+	plan.Broken = append(broken, clashes...)
+	if err := known(records, plan.Broken, o.Only); err != nil {
+		return Plan{}, err
+	}
+	if source != nil {
+		if err := plan.compare(ctx, source, records); err != nil {
+			return Plan{}, err
+		}
+	}
+	plan.keep(o.Only)
+	for _, b := range plan.Broken {
+		log.Warn("broken record", "record", b.Record, "app", b.App, "error", b.Error)
+	}
+	log.Info("compared", "head", plan.Head, "revision", plan.Revision, "superseded", plan.Superseded,
+		"apps", len(plan.Apps), "due", len(plan.Due()), "broken", len(plan.Broken), "took", time.Since(started).Round(time.Millisecond))
+	return plan, nil
+}
+
+// openSource finds the head and fetches its trees. It gives no repository when
+// there is no commit.
+func openSource(ctx context.Context, dir string, o Options, plan *Plan) (*git.Repository, error) {
+	head, err := o.Source.Head(ctx, o.SourceBranch)
+	if err != nil {
+		return nil, err
+	}
+	plan.Head, plan.Revision = head, head
+	if head == "" {
+		if o.Revision != "" {
+			return nil, step.Invalidf("reading revision %s: the repository %s has no commit", o.Revision, o.Source)
+		}
+		return nil, nil
+	}
+	repo, err := git.Init(ctx, o.Source, dir, "", head)
+	if err != nil {
+		return nil, fmt.Errorf("creating the git folder: %w", err)
+	}
+	if o.Revision != "" && o.Revision != head {
+		plan.Revision, plan.Superseded = o.Revision, true
+		if err := repo.Fetch(ctx, o.Revision, "tree:0"); err != nil {
+			return nil, err
+		}
+	}
+	return repo, repo.Fetch(ctx, head, "blob:none")
+}
+
+// readRecords fetches and parses all records of the apps repository.
+func readRecords(ctx context.Context, dir string, o Options) ([]record.Record, []Broken, error) {
+	head, err := o.Apps.Head(ctx, o.AppsBranch)
+	if err != nil || head == "" {
+		return nil, nil, err
+	}
+	repo, err := git.Init(ctx, o.Apps, dir, "", head)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating the git folder: %w", err)
+	}
+	if err := repo.Fetch(ctx, head, ""); err != nil {
+		return nil, nil, err
+	}
+	tree, err := repo.Tree(ctx, head, o.AppsPath)
+	if err != nil {
+		return nil, nil, err
+	}
+	var files, ids []string
+	for _, e := range tree {
+		if record.IsManifest(e.Path) && strings.HasPrefix(e.Mode, "100") {
+			files, ids = append(files, e.Path), append(ids, e.ID)
+		}
+	}
+	blobs, err := repo.Blobs(ctx, ids)
+	if err != nil {
+		return nil, nil, err
+	}
+	var records []record.Record
+	var broken []Broken
+	for i, file := range files {
+		found, err := record.ParseFile(file, blobs[i])
+		records = append(records, found...)
+		if err != nil {
+			broken = append(broken, Broken{Record: file, Error: err.Error()})
+		}
+	}
+	return records, broken, nil
+}
+
+// separate takes out the records that cannot be told apart, by app or by image,
+// and those whose manifests come from another repository than their image.
+func separate(records []record.Record, o Options) (whole []record.Record, broken []Broken) {
+	byApp, byImage := map[string][]string{}, map[image.Name][]string{}
+	for _, r := range records {
+		byApp[r.App] = append(byApp[r.App], r.File)
+		byImage[r.Image] = append(byImage[r.Image], r.App)
+	}
+	for _, r := range records {
+		problem := ""
+		switch {
+		case len(byApp[r.App]) > 1:
+			problem = fmt.Sprintf("the app %q is declared in several files: %s; keep one", r.App, strings.Join(byApp[r.App], ", "))
+		case len(byImage[r.Image]) > 1:
+			problem = fmt.Sprintf("the image %q belongs to several apps: %s; give each its own with %s", r.Image, strings.Join(byImage[r.Image], ", "), record.AnnotationImage)
+		case r.SourceRepoURL != "" && !sameRepository(r.SourceRepoURL, o.Source.String()):
+			problem = fmt.Sprintf("spec.source.repoURL is %q, but the image comes from %s: one revision cannot name both", r.SourceRepoURL, o.Source)
+		}
+		if problem != "" {
+			broken = append(broken, Broken{App: r.App, Record: r.File, Error: problem})
+			continue
+		}
+		whole = append(whole, r)
+	}
+	slices.SortFunc(whole, func(a, b record.Record) int { return strings.Compare(a.App, b.App) })
+	return whole, broken
+}
+
+// sameRepository compares owner and name only: the same Gitea has one address
+// in the cluster and another on the node.
+func sameRepository(a, b string) bool {
+	name := func(url string) string {
+		parts := strings.FieldsFunc(strings.TrimSuffix(strings.TrimSuffix(url, "/"), ".git"), func(r rune) bool { return r == '/' || r == ':' })
+		return strings.ToLower(strings.Join(parts[max(0, len(parts)-2):], "/"))
+	}
+	return name(a) == name(b)
+}
+
+// known checks that every app asked for is declared.
+func known(records []record.Record, broken []Broken, only []string) error {
+	for _, app := range only {
+		if slices.ContainsFunc(records, func(r record.Record) bool { return r.App == app }) ||
+			slices.ContainsFunc(broken, func(b Broken) bool { return b.App == app }) {
+			continue
+		}
+		var names []string
+		for _, r := range records {
+			names = append(names, r.App)
+		}
+		hint := ""
+		if len(broken) > 0 {
+			hint = fmt.Sprintf("; %d records are broken, it may be one of them", len(broken))
+		}
+		return step.Invalidf("looking for the app %q: it is not declared; declared are: %s%s", app, strings.Join(names, ", "), hint)
+	}
+	return nil
+}
+
+// keep drops the apps that were not asked for.
+func (p *Plan) keep(only []string) {
+	if len(only) == 0 {
+		return
+	}
+	p.Apps = slices.DeleteFunc(p.Apps, func(a App) bool { return !slices.Contains(only, a.App) })
+	p.Broken = slices.DeleteFunc(p.Broken, func(b Broken) bool { return !slices.Contains(only, b.App) })
+}
+
+// compare fills in what is due of the records.
+func (p *Plan) compare(ctx context.Context, source *git.Repository, records []record.Record) error {
+	var wanted []gitref.Path
+	for _, r := range records {
+		wanted = append(wanted, paths(r)...)
+	}
+	entries, err := source.Entries(ctx, p.Head, wanted)
+	if err != nil {
+		return fmt.Errorf("reading the trees of %s: %w", p.Head.Short(), err)
+	}
+	for _, r := range records {
+		key, err := sourceKey(r, p.Head, entries)
+		if err != nil {
+			p.Broken = append(p.Broken, Broken{App: r.App, Record: r.File, Error: err.Error()})
+			continue
+		}
+		app := App{
+			App: r.App, Record: r.File, Revision: p.Revision,
+			Context: r.Context, Dockerfile: r.Dockerfile, Inputs: r.Inputs,
+			Image: r.Image, BuildArgs: r.BuildArgs.String(), Target: r.Target, SourceKey: key,
+			DeployedRevision: r.Revision, DeployedSourceKey: r.SourceKey, DeployedDigest: r.Digest,
+		}
+		app.Due, app.Reason = due(r, key)
+		if app.Due && p.Superseded {
+			app.Due, app.Reason = false, "superseded by "+string(p.Head)
+		}
+		p.Apps = append(p.Apps, app)
+	}
+	return nil
+}
+
+// due is the comparison itself, for one app.
+func due(r record.Record, key gitref.SourceKey) (bool, string) {
+	switch {
+	case r.Hold != "":
+		return false, "held: " + r.Hold
+	case r.RollbackOf == key:
+		return false, RolledBack
+	case r.Revision == "" || r.SourceKey == "":
+		return true, NeverBuilt
+	case r.SourceKey != key:
+		return true, SourceChanged
+	case r.Digest == "":
+		return true, NoDigest
+	}
+	return false, UpToDate
+}
