@@ -240,8 +240,8 @@ func (e *editor) add(mapping *yaml.Node, key string, after []string, value strin
 	if !ok || strings.Contains(indent, "-") {
 		return e.src.errorAt(first, "there is no place for a new line with %s; write %s: \"\" where it belongs", key, key)
 	}
-	eol := e.lineEnd(e.src.lines[first.Line-1])
-	start := e.src.lines[first.Line-1]
+	start := e.above(first)
+	eol := e.lineEnd(start)
 	for _, line := range append([]string{text}, lines...) {
 		e.insert(start, indent+line+eol)
 	}
@@ -402,9 +402,19 @@ func (e *editor) addItem(list *yaml.Node, value string) error {
 	if !ok || strings.Count(indent, "-") != 1 {
 		return e.src.errorAt(first, "images: there is no place for a new entry; write each on a line of its own")
 	}
-	start := e.src.lines[first.Line-1]
+	start := e.above(first)
 	e.insert(start, indent+value+e.lineEnd(start))
 	return nil
+}
+
+// above gives the start of the node's line or, if comments stand right above
+// it, of the first of these.
+func (e *editor) above(node *yaml.Node) int {
+	line := node.Line - 1
+	for line > 0 && bytes.HasPrefix(bytes.TrimLeft(e.src.data[e.src.lines[line-1]:], " "), []byte("#")) {
+		line--
+	}
+	return e.src.lines[line]
 }
 
 // insertLinesAfter puts lines after the line that holds the offset. The first

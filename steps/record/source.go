@@ -66,6 +66,10 @@ var yamlErrorLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 // syntaxError places an error of the YAML parser, which knows no column. The
 // other parser does.
 func (s *source) syntaxError(err error) error {
+	if at := strangeLineBreak(s.data); at >= 0 {
+		line := bytes.Count(s.data[:at], []byte("\n")) + 1
+		return s.errorOn(line, at-s.lines[line-1]+1, "%s", strangeLineBreakAdvice)
+	}
 	line, column := 1, 1
 	what := err.Error()
 	if found := yamlErrorLine.FindStringSubmatch(what); found != nil {
@@ -107,8 +111,9 @@ func (s *source) application(doc *yaml.Node) (*manifest, error) {
 	if !isApplication(root) {
 		return nil, nil
 	}
-	if strings.ContainsAny(string(s.data), "\u0085\u2028\u2029") || loneCarriageReturn(s.data) {
-		return nil, s.errorAt(root, "the file holds a line break other than LF or CR LF (CR, U+0085, U+2028 or U+2029); replace it")
+	if at := strangeLineBreak(s.data); at >= 0 {
+		line := bytes.Count(s.data[:at], []byte("\n")) + 1
+		return nil, s.errorOn(line, at-s.lines[line-1]+1, "%s", strangeLineBreakAdvice)
 	}
 	m := &manifest{src: s}
 	metadata, err := s.mapping(root, "metadata")
@@ -409,11 +414,18 @@ func isNull(v *yaml.Node) bool {
 	return v.Kind == yaml.ScalarNode && v.Tag == "!!null"
 }
 
-func loneCarriageReturn(data []byte) bool {
+const strangeLineBreakAdvice = "a line break other than LF or CR LF (CR, U+0085, U+2028 or U+2029); replace it"
+
+// strangeLineBreak gives the offset of the first line break of YAML 1.1 that
+// editors do not count as one, or -1.
+func strangeLineBreak(data []byte) int {
 	for i, b := range data {
-		if b == '\r' && (i+1 == len(data) || data[i+1] != '\n') {
-			return true
+		rest := data[i:]
+		switch {
+		case b == '\r' && (len(rest) == 1 || rest[1] != '\n'),
+			bytes.HasPrefix(rest, []byte("\u0085")), bytes.HasPrefix(rest, []byte("\u2028")), bytes.HasPrefix(rest, []byte("\u2029")):
+			return i
 		}
 	}
-	return false
+	return -1
 }
