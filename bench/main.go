@@ -1,0 +1,30 @@
+// Command bench sets up the real parts that Fabrique is tested and shown
+// against: see the packages beside it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	root := &cobra.Command{
+		Use:           "bench",
+		Short:         "Gitea, a registry and buildkitd on this machine, to test and show Fabrique against",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(installCommand())
+	err := root.ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
