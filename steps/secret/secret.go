@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/url"
@@ -64,9 +65,8 @@ func (s Secret) IsZero() bool { return s.value == "" }
 // Reveal gives the credential, for the one place that sends it.
 func (s Secret) Reveal() string { return s.value }
 
-// String, GoString, LogValue and MarshalText all give the mask.
-func (s Secret) String() string               { return mask }
-func (s Secret) GoString() string             { return mask }
+// Format, LogValue and MarshalText all give the mask, whatever is asked for.
+func (s Secret) Format(f fmt.State, _ rune)   { io.WriteString(f, mask) }
 func (s Secret) LogValue() slog.Value         { return slog.StringValue(mask) }
 func (s Secret) MarshalText() ([]byte, error) { return []byte(mask), nil }
 
@@ -77,8 +77,8 @@ func (s Secret) Redact(text string) string {
 		for _, form := range []string{
 			s.value,
 			url.QueryEscape(s.value),
-			base64.StdEncoding.EncodeToString([]byte(s.value)),
 			base64.StdEncoding.EncodeToString([]byte(BasicUser + ":" + s.value)),
+			base64.StdEncoding.EncodeToString([]byte(s.value)),
 		} {
 			text = strings.ReplaceAll(text, form, mask)
 		}

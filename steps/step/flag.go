@@ -28,16 +28,19 @@ func ListVar[T any](flags *pflag.FlagSet, target *[]T, name, usage string, parse
 	}}, name, usage)
 }
 
-// parsed is a [pflag.Value] over a parser.
+// parsed is a [pflag.Value] over a parser. It keeps the parser's error for
+// [CheckFlags], so that all flags are read whatever one of them holds.
 type parsed struct {
 	text string
 	list bool
 	set  func(string) error
+	err  error
 }
 
 func (p *parsed) Set(s string) error {
 	p.text = s
-	return p.set(s)
+	p.err = errors.Join(p.err, p.set(s))
+	return nil
 }
 
 func (p *parsed) String() string { return p.text }
@@ -54,39 +57,40 @@ func EnvName(flag string) string {
 	return "FABRIQUE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// FlagsFromEnv sets every flag that the command line left alone from its
-// FABRIQUE_… variable, if there is one. A value that does not parse is bad
-// input.
-func FlagsFromEnv(flags *pflag.FlagSet) error {
+// CheckFlags completes the flags and gives all that is wrong with them in one
+// error (exit code 2): it sets every flag that the command line left alone from
+// its FABRIQUE_… variable, if there is one, and wants a value for each flag
+// named in required.
+func CheckFlags(flags *pflag.FlagSet, required []string) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {
+		source := "--" + f.Name
 		value := os.Getenv(EnvName(f.Name))
-		if f.Changed || value == "" || f.Name == "help" {
-			return
-		}
-		values := []string{value}
-		if p, ok := f.Value.(*parsed); ok && p.list {
-			values = strings.Split(value, ",")
-		}
-		for _, v := range values {
-			if err := flags.Set(f.Name, v); err != nil {
-				errs = append(errs, Invalidf("reading the environment variable %s: %w", EnvName(f.Name), err))
+		p, isParsed := f.Value.(*parsed)
+		if !f.Changed && value != "" && f.Name != "help" {
+			source = EnvName(f.Name)
+			values := []string{value}
+			if isParsed && p.list {
+				values = strings.Split(value, ",")
+			}
+			for _, v := range values {
+				if err := flags.Set(f.Name, v); err != nil {
+					errs = append(errs, Invalidf("reading %s: %w", source, err))
+				}
 			}
 		}
+		if isParsed && p.err != nil {
+			errs = append(errs, Invalidf("reading %s: %w", source, p.err))
+		}
 	})
-	return errors.Join(errs...)
-}
-
-// required gives an error that lists every named flag without a value.
-func required(flags *pflag.FlagSet, names []string) error {
 	var missing []string
-	for _, name := range names {
+	for _, name := range required {
 		if flags.Lookup(name).Value.String() == "" {
 			missing = append(missing, "--"+name)
 		}
 	}
-	if len(missing) == 0 {
-		return nil
+	if len(missing) > 0 {
+		errs = append(errs, Invalidf("missing %s; --help shows an example", strings.Join(missing, ", ")))
 	}
-	return Invalidf("missing %s; --help shows an example", strings.Join(missing, ", "))
+	return errors.Join(errs...)
 }

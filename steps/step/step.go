@@ -76,10 +76,7 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := FlagsFromEnv(cmd.Flags()); err != nil {
-				return err
-			}
-			return required(cmd.Flags(), spec.Required)
+			return CheckFlags(cmd.Flags(), spec.Required)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if timeout <= 0 {
@@ -172,7 +169,7 @@ func WriteOutputs(dir string, result any, failure error) error {
 	}
 	for name, value := range fields {
 		var s string
-		if json.Unmarshal(value, &s) != nil {
+		if value[0] != '"' || json.Unmarshal(value, &s) != nil {
 			s = string(value)
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(s), 0o644); err != nil {
