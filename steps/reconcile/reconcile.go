@@ -69,6 +69,9 @@ type Broken struct {
 	App    string `json:"app,omitempty"` // empty when the file cannot be read that far
 	Record string `json:"record"`
 	Error  string `json:"error"`
+	// ExitCode is 2 for a record that is wrong, 3 for a source that lacks what
+	// the record names.
+	ExitCode int `json:"exitCode"`
 }
 
 // Plan is the outcome of a comparison.
@@ -204,7 +207,7 @@ func readRecords(ctx context.Context, dir string, o Options) ([]record.Record, [
 		found, err := record.ParseFile(file, blobs[i])
 		records = append(records, found...)
 		if err != nil {
-			broken = append(broken, Broken{Record: file, Error: err.Error()})
+			broken = append(broken, Broken{Record: file, Error: err.Error(), ExitCode: step.ExitInvalid})
 		}
 	}
 	return records, broken, nil
@@ -229,7 +232,7 @@ func separate(records []record.Record, o Options) (whole []record.Record, broken
 			problem = fmt.Sprintf("spec.source.repoURL is %q, but the image comes from %s: one revision cannot name both", r.SourceRepoURL, o.Source)
 		}
 		if problem != "" {
-			broken = append(broken, Broken{App: r.App, Record: r.File, Error: problem})
+			broken = append(broken, Broken{App: r.App, Record: r.File, Error: problem, ExitCode: step.ExitInvalid})
 			continue
 		}
 		whole = append(whole, r)
@@ -290,7 +293,7 @@ func (p *Plan) compare(ctx context.Context, source *git.Repository, records []re
 	for _, r := range records {
 		key, err := sourceKey(r, p.Head, entries)
 		if err != nil {
-			p.Broken = append(p.Broken, Broken{App: r.App, Record: r.File, Error: err.Error()})
+			p.Broken = append(p.Broken, Broken{App: r.App, Record: r.File, Error: err.Error(), ExitCode: step.ExitCode(err)})
 			continue
 		}
 		app := App{

@@ -52,3 +52,6 @@ func ExitCode(err error) int {
 	}
 	return ExitRetry
 }
+
+// WithCode gives err an exit code that was decided elsewhere.
+func WithCode(code int, err error) error { return &codedError{code, err} }

@@ -87,7 +87,7 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 			ran = true
 			var err error
 			result, err = spec.Run(ctx, log)
-			return withCause(ctx, err)
+			return WithCause(ctx, err)
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
@@ -179,9 +179,9 @@ func WriteOutputs(dir string, result any, failure error) error {
 	return nil
 }
 
-// withCause adds why the context ended (a signal, the deadline) to an error
+// WithCause adds why the context ended (a signal, the deadline) to an error
 // that only says that it did. Such an error is worth a retry.
-func withCause(ctx context.Context, err error) error {
+func WithCause(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
