@@ -35,17 +35,21 @@ type Remote struct {
 // NewRemote checks the address: http or https, a host, and no user
 // information, as an address stands in logs and process lists.
 func NewRemote(address string, token secret.Secret) (Remote, error) {
+	// A password may hold any character, also those that end a URL's host.
+	if at := strings.LastIndex(address, "@"); at >= 0 {
+		return Remote{}, step.Invalidf("parsing the repository's URL %q: it holds credentials; pass a token by file or environment", "***"+address[at:])
+	}
 	u, err := url.Parse(address)
 	if err != nil {
-		return Remote{}, step.Invalidf("parsing the repository's URL %q: it is not a URL", secret.RedactURLs(address))
+		return Remote{}, step.Invalidf("parsing the repository's URL %q: it is not a URL", address)
 	}
 	switch {
-	case u.User != nil:
-		return Remote{}, step.Invalidf("parsing the repository's URL %q: it holds credentials; pass a token by file or environment", secret.RedactURLs(address))
 	case u.Scheme != "http" && u.Scheme != "https":
 		return Remote{}, step.Invalidf("parsing the repository's URL %q: want http:// or https://", address)
-	case u.Host == "" || u.RawQuery != "" || u.Fragment != "":
+	case u.Hostname() == "" || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") == "":
 		return Remote{}, step.Invalidf("parsing the repository's URL %q: want scheme://host/owner/name.git", address)
+	case strings.ContainsFunc(address, func(r rune) bool { return r <= ' ' || r == 0x7f }):
+		return Remote{}, step.Invalidf("parsing the repository's URL %q: white space and control characters are not allowed", address)
 	}
 	return Remote{u.String(), token}, nil
 }
@@ -135,8 +139,13 @@ const pathsPerCall = 1000
 // has no entry. The root is asked for as ".".
 func (r *Repository) Entries(ctx context.Context, revision gitref.Revision, paths []gitref.Path) (map[gitref.Path]TreeEntry, error) {
 	found := make(map[gitref.Path]TreeEntry, len(paths))
+	asked := make(map[gitref.Path]bool, len(paths))
 	var named []string
 	for _, p := range paths {
+		if asked[p] {
+			continue
+		}
+		asked[p] = true
 		if p == "." {
 			id, err := r.Git(ctx, nil, "rev-parse", "--verify", "--end-of-options", string(revision)+"^{tree}")
 			if err != nil {
@@ -148,8 +157,11 @@ func (r *Repository) Entries(ctx context.Context, revision gitref.Revision, path
 		named = append(named, string(p))
 	}
 	slices.Sort(named)
-	for chunk := range slices.Chunk(slices.Compact(named), pathsPerCall) {
-		out, err := r.Git(ctx, nil, append([]string{"ls-tree", "-z", "--full-tree", string(revision), "--"}, chunk...)...)
+	for chunk := range slices.Chunk(named, pathsPerCall) {
+		// Without -t a folder is left out when a path below it is asked for too;
+		// with it, folders on the way to such a path and that path's neighbours
+		// are listed as well.
+		out, err := r.Git(ctx, nil, append([]string{"ls-tree", "-t", "-z", "--full-tree", string(revision), "--"}, chunk...)...)
 		if err != nil {
 			return nil, err
 		}
@@ -158,7 +170,9 @@ func (r *Repository) Entries(ctx context.Context, revision gitref.Revision, path
 			return nil, err
 		}
 		for _, e := range entries {
-			found[gitref.Path(e.Path)] = e
+			if p := gitref.Path(e.Path); asked[p] {
+				found[p] = e
+			}
 		}
 	}
 	return found, nil
@@ -202,6 +216,11 @@ func (r *Repository) Blobs(ctx context.Context, ids []string) ([][]byte, error) 
 	if err != nil {
 		return nil, err
 	}
+	return parseBlobs(ids, out)
+}
+
+// parseBlobs reads the output of git cat-file --batch for the ids.
+func parseBlobs(ids []string, out []byte) ([][]byte, error) {
 	blobs := make([][]byte, 0, len(ids))
 	for _, id := range ids {
 		header, rest, ok := bytes.Cut(out, []byte("\n"))
@@ -210,7 +229,7 @@ func (r *Repository) Blobs(ctx context.Context, ids []string) ([][]byte, error) 
 			return nil, fmt.Errorf("reading object %s: git answers %q", id, header)
 		}
 		size, err := strconv.Atoi(fields[2])
-		if err != nil || size+1 > len(rest) {
+		if err != nil || size < 0 || size >= len(rest) || rest[size] != '\n' {
 			return nil, fmt.Errorf("reading object %s: git answers %q", id, header)
 		}
 		blobs = append(blobs, rest[:size])
@@ -230,13 +249,26 @@ func (r Remote) Head(ctx context.Context, branch gitref.Branch) (gitref.Revision
 	if len(out) == 0 {
 		return "", nil
 	}
+	id, ok := parseHeads(out, branch)
+	if !ok {
+		return "", step.Invalidf("reading the branches of %s: there is no branch %q; push it or correct the branch's name", r, branch)
+	}
+	revision, err := gitref.ParseRevision(id)
+	if err != nil {
+		return "", fmt.Errorf("reading the branches of %s: %w", r, err)
+	}
+	return revision, nil
+}
+
+// parseHeads finds the branch's id in the output of git ls-remote.
+func parseHeads(out []byte, branch gitref.Branch) (id string, ok bool) {
 	for line := range strings.Lines(string(out)) {
-		id, ref, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		id, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
 		if ref == branch.Ref() {
-			return gitref.ParseRevision(id)
+			return id, true
 		}
 	}
-	return "", step.Invalidf("reading the branches of %s: there is no branch %q; push it or correct the branch's name", r, branch)
+	return "", false
 }
 
 // run executes git with nothing from the surroundings but the network's
@@ -329,10 +361,12 @@ func classify(remote Remote, args []string, said string, err error) error {
 		return step.Invalidf("the commit does not exist there, or the server does not give it by its id (git: %s)", said)
 	case has("Authentication failed", "could not read Username", "could not read Password", "error: 401", "error: 403"):
 		return step.Invalidf("the token is missing, wrong or may not read this repository (git: %s)", said)
-	case has("not found", "error: 404"):
+	case has("' not found", "error: 404"):
 		return step.Invalidf("there is no such repository, or the token may not see it (git: %s)", said)
 	case has("unable to update url base from redirection", "error: 301", "error: 302", "error: 307", "error: 308"):
 		return step.Invalidf("the server redirects; name the repository's own URL (git: %s)", said)
+	case has("unexpected TLS packet", "wrong version number", "certificate verification failed", "certificate problem"):
+		return step.Invalidf("the server does not speak HTTPS, or its certificate is not trusted (git: %s)", said)
 	case has("mismatched algorithms"):
 		return step.Invalidf("the id's length does not fit the repository's hash algorithm (git: %s)", said)
 	}

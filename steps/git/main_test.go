@@ -1,0 +1,9 @@
+package git
+
+import (
+	"testing"
+
+	"fabrique/bench/parts"
+)
+
+func TestMain(m *testing.M) { parts.Main(m) }
