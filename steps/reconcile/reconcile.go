@@ -38,6 +38,8 @@ type Options struct {
 	// Revision is the commit that the caller was told about; empty means the
 	// head. When the branch has moved on, it is superseded and nothing is due.
 	Revision gitref.Revision
+	// Pinned compares at Revision wherever the branch is, for a rollback.
+	Pinned bool
 	// Only names the apps to look at; none means all.
 	Only []string
 }
@@ -165,6 +167,10 @@ func openSource(ctx context.Context, dir string, o Options, plan *Plan) (*git.Re
 	if err != nil {
 		return nil, fmt.Errorf("creating the git folder: %w", err)
 	}
+	if o.Pinned && o.Revision != "" {
+		plan.Revision = o.Revision
+		return repo, repo.Fetch(ctx, o.Revision, "blob:none")
+	}
 	if o.Revision != "" && o.Revision != head {
 		plan.Revision, plan.Superseded = o.Revision, true
 		if err := repo.Fetch(ctx, o.Revision, "tree:0"); err != nil {
@@ -280,18 +286,23 @@ func (p *Plan) keep(only []string) {
 	p.Broken = slices.DeleteFunc(p.Broken, func(b Broken) bool { return !slices.Contains(only, b.App) })
 }
 
-// compare fills in what is due of the records.
+// compare fills in what is due of the records. A superseded revision is not
+// looked into: what is due at the head says whether there is anything to do.
 func (p *Plan) compare(ctx context.Context, source *git.Repository, records []record.Record) error {
+	at := p.Revision
+	if p.Superseded {
+		at = p.Head
+	}
 	var wanted []gitref.Path
 	for _, r := range records {
 		wanted = append(wanted, paths(r)...)
 	}
-	entries, err := source.Entries(ctx, p.Head, wanted)
+	entries, err := source.Entries(ctx, at, wanted)
 	if err != nil {
-		return fmt.Errorf("reading the trees of %s: %w", p.Head.Short(), err)
+		return fmt.Errorf("reading the trees of %s: %w", at.Short(), err)
 	}
 	for _, r := range records {
-		key, err := sourceKey(r, p.Head, entries)
+		key, err := sourceKey(r, at, entries)
 		if err != nil {
 			p.Broken = append(p.Broken, Broken{App: r.App, Record: r.File, Error: err.Error(), ExitCode: step.ExitCode(err)})
 			continue
