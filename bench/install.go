@@ -6,6 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fabrique/bench/baseimage"
+	"fabrique/bench/debian"
 	"fabrique/bench/tools"
 )
 
@@ -17,8 +19,18 @@ func installCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			start := time.Now()
 			progress := cmd.ErrOrStderr()
+			if err := debian.Install(cmd.Context(), progress, debian.Packages...); err != nil {
+				return err
+			}
 			if _, err := tools.Ensure(cmd.Context(), progress, true); err != nil {
 				return err
+			}
+			for _, base := range []baseimage.Base{baseimage.Busybox, baseimage.Debian} {
+				if _, cached, err := base.Ensure(cmd.Context(), progress); err != nil {
+					return err
+				} else if cached {
+					fmt.Fprintf(progress, "%-12s cached\n", base.Name)
+				}
 			}
 			fmt.Fprintf(progress, "%-12s in %s\n", "installed", time.Since(start).Round(time.Second))
 			return nil
