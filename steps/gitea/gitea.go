@@ -46,30 +46,30 @@ var (
 	// ErrNotFound is in the chain of an error about a file, commit, branch or
 	// repository that is not there or that the token may not see.
 	ErrNotFound = errors.New("not found")
+	// ErrNoBase is in the chain of an error of [Client.Ahead] whose base does not
+	// exist.
+	ErrNoBase = errors.New("no such commit")
 	// ErrConflict is in the chain of an error about a write that lost a race:
 	// read again and decide again.
 	ErrConflict = errors.New("conflict")
 )
 
 // Repository is "owner/name".
-type Repository struct{ Owner, Name string }
+type Repository string
 
-var repositoryForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]{0,99})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})$`)
+var repositoryForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$`)
 
 // ParseRepository accepts "owner/name". Exit code 2.
 func ParseRepository(s string) (Repository, error) {
-	found := repositoryForm.FindStringSubmatch(s)
-	if found == nil || strings.Contains(s, "..") || strings.HasSuffix(s, ".git") {
-		return Repository{}, step.Invalidf("parsing the repository %q: want owner/name, as in cluster/apps, of letters, digits and ._-", clip(s))
+	if !repositoryForm.MatchString(s) || strings.Contains(s, "..") || strings.HasSuffix(s, ".git") {
+		return "", step.Invalidf("parsing the repository %q: want owner/name, as in cluster/apps, of letters, digits and ._-", clip(s))
 	}
-	return Repository{found[1], found[2]}, nil
+	return Repository(s), nil
 }
 
-func (r Repository) String() string {
-	if r == (Repository{}) {
-		return ""
-	}
-	return r.Owner + "/" + r.Name
+func (r Repository) split() (owner, name string) {
+	owner, name, _ = strings.Cut(string(r), "/")
+	return owner, name
 }
 
 // ParseURL accepts the address of a Gitea server, http(s)://host[:port][/path].
@@ -152,20 +152,22 @@ type File struct {
 	LastCommit string // last commit that touched it
 }
 
-// File reads a file at ref, a commit id or a full ref name. It checks the content against its size and blob
+// File reads a file at ref, a branch's short name or a commit id (a full ref name
+// is not found). It checks the content against its size and blob
 // id, as an empty answer with status 200 must not pass for an empty file.
 // A folder, a link and a submodule are errors with exit code 2; so is a file that
 // does not exist, with [ErrNotFound].
 func (c *Client) File(ctx context.Context, repo Repository, ref string, path gitref.Path) (File, error) {
 	what := fmt.Sprintf("reading the file %q at %s of %s", path, short(ref), repo)
+	owner, name := repo.split()
 	api, err := c.api(ctx)
 	if err != nil {
 		return File{}, err
 	}
-	got, answer, err := api.GetContents(repo.Owner, repo.Name, ref, string(path))
+	got, answer, err := api.GetContents(owner, name, ref, string(path))
 	if err != nil {
 		if answer != nil && answer.StatusCode == http.StatusOK {
-			if _, _, listErr := api.ListContents(repo.Owner, repo.Name, ref, string(path)); listErr == nil {
+			if _, _, listErr := api.ListContents(owner, name, ref, string(path)); listErr == nil {
 				return File{}, step.Invalidf("%s: it is a folder; name a file", what)
 			}
 			return File{}, step.Retryf("%s: Gitea's answer is cut off or not JSON", what)
@@ -226,6 +228,7 @@ type Write struct {
 // all the same (the answer was lost): read again.
 func (c *Client) WriteFile(ctx context.Context, repo Repository, branch gitref.Branch, w Write) (commit string, err error) {
 	what := fmt.Sprintf("writing the file %q on %s of %s", w.Path, branch, repo)
+	owner, name := repo.split()
 	api, err := c.api(ctx)
 	if err != nil {
 		return "", err
@@ -236,9 +239,9 @@ func (c *Client) WriteFile(ctx context.Context, repo Repository, branch gitref.B
 	var done *sdk.FileResponse
 	var answer *sdk.Response
 	if w.SHA == "" {
-		done, answer, err = api.CreateFile(repo.Owner, repo.Name, string(w.Path), sdk.CreateFileOptions{FileOptions: options, Content: content})
+		done, answer, err = api.CreateFile(owner, name, string(w.Path), sdk.CreateFileOptions{FileOptions: options, Content: content})
 	} else {
-		done, answer, err = api.UpdateFile(repo.Owner, repo.Name, string(w.Path), sdk.UpdateFileOptions{FileOptions: options, SHA: w.SHA, Content: content})
+		done, answer, err = api.UpdateFile(owner, name, string(w.Path), sdk.UpdateFileOptions{FileOptions: options, SHA: w.SHA, Content: content})
 	}
 	if err != nil {
 		return "", c.failure(what, answer, err)
@@ -251,29 +254,44 @@ func (c *Client) WriteFile(ctx context.Context, repo Repository, branch gitref.B
 
 // Ahead gives the number of commits that are reachable from head but not from
 // base: 0 when head is base or one of its ancestors. Both are commit ids or full
-// ref names. When head does not exist the error holds [ErrNotFound]; a base that
-// does not exist is an error as well, which Gitea does not tell from a failure
-// of its own.
+// ref names. When head, or the repository, does not exist the error holds
+// [ErrNotFound]; when only base does not, [ErrNoBase]. Exit code 2 for both.
 func (c *Client) Ahead(ctx context.Context, repo Repository, base, head string) (int, error) {
+	total, status, err := c.count(ctx, repo, base, head)
+	if err != nil && status >= http.StatusInternalServerError && base != head {
+		// Gitea answers 500 for a base that does not exist, as for trouble of
+		// its own. The same question about base alone tells them apart.
+		if _, _, baseErr := c.count(ctx, repo, base, base); errors.Is(baseErr, ErrNotFound) {
+			return 0, step.Invalidf("looking for the commit %s in %s: %w", short(base), repo, ErrNoBase)
+		}
+	}
+	return total, err
+}
+
+func (c *Client) count(ctx context.Context, repo Repository, base, head string) (total, status int, err error) {
 	what := fmt.Sprintf("counting the commits of %s that %s has and %s has not", repo, short(head), short(base))
+	owner, name := repo.split()
 	api, err := c.api(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	// The comparison endpoint would send every commit between the two, with its
-	// statistics; this one counts.
-	commits, answer, err := api.ListRepoCommits(repo.Owner, repo.Name, sdk.ListCommitOptions{
+	// statistics, and fail for unrelated histories; this one counts.
+	commits, answer, err := api.ListRepoCommits(owner, name, sdk.ListCommitOptions{
 		ListOptions: sdk.ListOptions{Page: 1, PageSize: 1},
 		SHA:         head, Not: base,
 	})
+	if answer != nil && answer.Response != nil {
+		status = answer.StatusCode
+	}
 	if err != nil {
-		return 0, c.failure(what, answer, err)
+		return 0, status, c.failure(what, answer, err)
 	}
-	total, err := strconv.Atoi(answer.Header.Get("X-Total-Count"))
+	total, err = strconv.Atoi(answer.Header.Get("X-Total-Count"))
 	if err != nil || total < len(commits) {
-		return 0, step.Retryf("%s: Gitea's answer has no count (header X-Total-Count)", what)
+		return 0, status, step.Retryf("%s: Gitea's answer has no count (header X-Total-Count)", what)
 	}
-	return total, nil
+	return total, status, nil
 }
 
 // Commit is one commit of a history.
@@ -283,14 +301,16 @@ type Commit struct {
 }
 
 // History lists the newest commits of a branch that touch a file, at most 50,
-// newest first. A file without history gives none.
+// newest first. A file without history gives none, a branch that does not exist
+// an error with exit code 1: Gitea answers 500.
 func (c *Client) History(ctx context.Context, repo Repository, branch gitref.Branch, path gitref.Path) ([]Commit, error) {
 	what := fmt.Sprintf("listing the commits of the file %q on %s of %s", path, branch, repo)
+	owner, name := repo.split()
 	api, err := c.api(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, answer, err := api.ListRepoCommits(repo.Owner, repo.Name, sdk.ListCommitOptions{
+	list, answer, err := api.ListRepoCommits(owner, name, sdk.ListCommitOptions{
 		ListOptions: sdk.ListOptions{Page: 1, PageSize: historyLength},
 		SHA:         branch.Ref(), Path: string(path),
 	})
@@ -315,11 +335,12 @@ func (c *Client) History(ctx context.Context, repo Repository, branch gitref.Bra
 // exist, and a repository without commits, give [ErrNotFound].
 func (c *Client) Head(ctx context.Context, repo Repository, branch gitref.Branch) (gitref.Revision, error) {
 	what := fmt.Sprintf("reading the head of %s of %s", branch, repo)
+	owner, name := repo.split()
 	api, err := c.api(ctx)
 	if err != nil {
 		return "", err
 	}
-	got, answer, err := api.GetRepoBranch(repo.Owner, repo.Name, string(branch))
+	got, answer, err := api.GetRepoBranch(owner, name, string(branch))
 	if err != nil {
 		return "", c.failure(what, answer, err)
 	}
@@ -332,11 +353,12 @@ func (c *Client) Head(ctx context.Context, repo Repository, branch gitref.Branch
 // Exists reports whether the repository exists and whether it has no commits.
 // Gitea hides a private repository that the token may not read.
 func (c *Client) Exists(ctx context.Context, repo Repository) (exists, empty bool, err error) {
+	owner, name := repo.split()
 	api, err := c.api(ctx)
 	if err != nil {
 		return false, false, err
 	}
-	got, answer, err := api.GetRepo(repo.Owner, repo.Name)
+	got, answer, err := api.GetRepo(owner, name)
 	if err != nil {
 		err = c.failure(fmt.Sprintf("looking for the repository %s", repo), answer, err)
 		if errors.Is(err, ErrNotFound) {

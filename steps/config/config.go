@@ -1,0 +1,387 @@
+// Package config reads fabrique.yaml, the one configuration file.
+//
+// Reading is strict: an unknown or doubled field, a value of the wrong type and
+// a value that means nothing are errors, all reported at once as
+//
+//	fabrique.yaml:3:8: gitea.url: what is wrong; what to do
+//
+// with exit code 2. No secret stands in the file, only the names of files that
+// hold one. Nothing about one cluster is compiled in: [Template] shows example
+// values, and what names a place has no default.
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"fabrique/steps/gitea"
+	"fabrique/steps/gitref"
+	"fabrique/steps/image"
+	"fabrique/steps/record"
+	"fabrique/steps/secret"
+	"fabrique/steps/step"
+)
+
+// FileName is the file's usual name.
+const FileName = "fabrique.yaml"
+
+// Environment variables that hold a token when no token file is configured.
+const (
+	EnvReaderToken = "FABRIQUE_READER_TOKEN"
+	EnvWriterToken = "FABRIQUE_WRITER_TOKEN"
+)
+
+// Config is a checked configuration: every value has its parser's form, and
+// relative file names are resolved against the folder of the file.
+type Config struct {
+	Gitea    Gitea    `yaml:"gitea"`
+	Source   Source   `yaml:"source"`
+	Apps     Apps     `yaml:"apps"`
+	Registry Registry `yaml:"registry"`
+	Builder  Builder  `yaml:"builder"`
+	Author   Author   `yaml:"author"`
+	Timeouts Timeouts `yaml:"timeouts"`
+}
+
+// Gitea is the git server.
+type Gitea struct {
+	URL    string `yaml:"url"`
+	Reader Token  `yaml:"reader"` // of the bot that reads both repositories
+	Writer Token  `yaml:"writer"` // of the bot that writes the apps repository
+}
+
+// Token names the file with an access token.
+type Token struct {
+	TokenFile string `yaml:"tokenFile"`
+}
+
+// Source is the repository with the code.
+type Source struct {
+	Repository gitea.Repository `yaml:"repository"`
+	Branch     gitref.Branch    `yaml:"branch"`
+}
+
+// Apps is the repository with the records.
+type Apps struct {
+	Repository gitea.Repository `yaml:"repository"`
+	Branch     gitref.Branch    `yaml:"branch"`
+	Path       gitref.Path      `yaml:"path"` // folder with the records
+}
+
+// Registry is where images go.
+type Registry struct {
+	Address   image.Registry `yaml:"address"`
+	PlainHTTP bool           `yaml:"plainHTTP"`
+}
+
+// Builder is the BuildKit daemon and what builds may use.
+type Builder struct {
+	Address  string         `yaml:"address"`
+	Platform image.Platform `yaml:"platform"`
+	Timeout  time.Duration  `yaml:"timeout"`
+	// Cache is "off", "min" or "max": the mode in which the build cache is kept
+	// in the registry too, as <image>:buildcache.
+	Cache string `yaml:"cache"`
+	// KeepBytes bounds the daemon's own cache; 0 leaves it to the daemon.
+	KeepBytes int64 `yaml:"keepBytes"`
+	// Frontends maps an image name that "# syntax=" may give, without tag, to
+	// "builtin" or to the reference that is used instead.
+	Frontends map[string]string `yaml:"frontends"`
+	Secrets   []Secret          `yaml:"secrets"`
+}
+
+// Builtin is the frontend that the daemon itself contains.
+const Builtin = "builtin"
+
+// Secret is a file that the builds of some apps may mount by its id.
+type Secret struct {
+	ID   string   `yaml:"id"`
+	File string   `yaml:"file"`
+	Apps []string `yaml:"apps"`
+}
+
+// Author signs the commits in the apps repository.
+type Author struct {
+	Name  string `yaml:"name"`
+	Email string `yaml:"email"`
+}
+
+// Timeouts bound the steps; the build's is Builder.Timeout.
+type Timeouts struct {
+	Reconcile time.Duration `yaml:"reconcile"`
+	Clone     time.Duration `yaml:"clone"`
+	Inspect   time.Duration `yaml:"inspect"`
+	WriteBack time.Duration `yaml:"writeBack"`
+}
+
+// defaults are the values of fields that the file leaves out.
+func defaults() Config {
+	return Config{
+		Source: Source{Branch: "main"},
+		Apps:   Apps{Branch: "main", Path: "."},
+		Builder: Builder{
+			Address:  "unix:///run/buildkit/buildkitd.sock",
+			Platform: "linux/amd64",
+			Timeout:  time.Hour,
+			Cache:    "off",
+			Frontends: map[string]string{
+				"docker/dockerfile":           Builtin,
+				"docker.io/docker/dockerfile": Builtin,
+			},
+		},
+		Author: Author{Name: "Fabrique", Email: "fabrique@localhost"},
+		Timeouts: Timeouts{
+			Reconcile: 2 * time.Minute,
+			Clone:     10 * time.Minute,
+			Inspect:   time.Minute,
+			WriteBack: 2 * time.Minute,
+		},
+	}
+}
+
+// Load reads and checks the file. Exit code 2.
+func Load(file string) (Config, error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Config{}, step.Invalidf("reading the configuration %q: it does not exist; write one with: fabrique init", file)
+	}
+	if err != nil {
+		return Config{}, step.Invalidf("reading the configuration: %w", err)
+	}
+	return Parse(file, data)
+}
+
+// Parse checks the text of a configuration file. The name is for errors and for
+// relative file names; the file itself is not read. Exit code 2.
+func Parse(file string, data []byte) (Config, error) {
+	config := defaults()
+	d := &decoder{file: file, at: map[string]place{"": {1, 1}}}
+	d.decode(data, &config)
+	if len(d.problems) == 0 {
+		config.check(d)
+	}
+	if err := d.err(); err != nil {
+		return Config{}, err
+	}
+	folder := filepath.Dir(file)
+	for _, name := range append([]*string{&config.Gitea.Reader.TokenFile, &config.Gitea.Writer.TokenFile}, config.secretFiles()...) {
+		if *name != "" && !filepath.IsAbs(*name) {
+			*name = filepath.Join(folder, *name)
+		}
+	}
+	return config, nil
+}
+
+func (c *Config) secretFiles() []*string {
+	var files []*string
+	for i := range c.Builder.Secrets {
+		files = append(files, &c.Builder.Secrets[i].File)
+	}
+	return files
+}
+
+var (
+	secretIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+	frontendForm = regexp.MustCompile(`^[a-z0-9]+([._:/-]+[a-z0-9]+)*$`)
+	emailForm    = regexp.MustCompile(`^[^@\s<>]+@[^@\s<>]+$`)
+)
+
+// check reports every value without meaning, and puts parsed values into their
+// canonical form.
+func (c *Config) check(d *decoder) {
+	if c.Gitea.URL == "" {
+		d.missing("gitea.url", "name the server, as in http://gitea:3000")
+	} else {
+		parsed(d, "gitea.url", &c.Gitea.URL, gitea.ParseURL)
+	}
+	repository := func(field string, value *gitea.Repository, example string) {
+		if *value == "" {
+			d.missing(field, "name the repository, as in "+example)
+			return
+		}
+		parsed(d, field, value, gitea.ParseRepository)
+	}
+	repository("source.repository", &c.Source.Repository, "atlas/atlas")
+	repository("apps.repository", &c.Apps.Repository, "cluster/apps")
+	if c.Source.Repository != "" && c.Source.Repository == c.Apps.Repository {
+		d.problem("apps.repository", "it is the source repository; records need a repository of their own, which the builds of strangers cannot reach")
+	}
+	parsed(d, "source.branch", &c.Source.Branch, gitref.ParseBranch)
+	parsed(d, "apps.branch", &c.Apps.Branch, gitref.ParseBranch)
+	parsed(d, "apps.path", &c.Apps.Path, gitref.ParsePath)
+	if c.Registry.Address == "" {
+		d.missing("registry.address", "name it with its port, as in registry:80")
+	} else {
+		parsed(d, "registry.address", &c.Registry.Address, image.ParseRegistry)
+	}
+	parsed(d, "builder.address", &c.Builder.Address, ParseBuilderAddress)
+	parsed(d, "builder.platform", &c.Builder.Platform, image.ParsePlatform)
+	if !slices.Contains([]string{"off", "min", "max"}, c.Builder.Cache) {
+		d.problem("builder.cache", "%q is not a mode; want off, min or max", c.Builder.Cache)
+	}
+	if c.Builder.KeepBytes < 0 {
+		d.problem("builder.keepBytes", "%d is negative; want a number of bytes, or 0 for the daemon's own limit", c.Builder.KeepBytes)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Builder.Frontends)) {
+		field := "builder.frontends." + name
+		if !frontendForm.MatchString(name) || strings.LastIndex(name, ":") > strings.LastIndex(name, "/") {
+			d.problem(field, "%q is not an image name; want it without tag and digest, as in docker/dockerfile", name)
+		}
+		if value := c.Builder.Frontends[name]; value != Builtin {
+			if err := checkReference(value); err != nil {
+				d.problem(field, "%v; or want %s", err, Builtin)
+			}
+		}
+	}
+	c.checkSecrets(d)
+	if record.OneLine(c.Author.Name) != c.Author.Name || c.Author.Name == "" || strings.ContainsAny(c.Author.Name, "<>") {
+		d.problem("author.name", "%q is not a name; want one line without < and >", c.Author.Name)
+	}
+	if !emailForm.MatchString(c.Author.Email) || record.OneLine(c.Author.Email) != c.Author.Email {
+		d.problem("author.email", "%q is not an address; want name@host", c.Author.Email)
+	}
+	for field, value := range map[string]time.Duration{
+		"builder.timeout": c.Builder.Timeout, "timeouts.reconcile": c.Timeouts.Reconcile, "timeouts.clone": c.Timeouts.Clone,
+		"timeouts.inspect": c.Timeouts.Inspect, "timeouts.writeBack": c.Timeouts.WriteBack,
+	} {
+		if value <= 0 || value > 24*time.Hour {
+			d.problem(field, "%s is out of range; want more than 0 and at most 24h", value)
+		}
+	}
+}
+
+func (c *Config) checkSecrets(d *decoder) {
+	seen := map[string]bool{}
+	for i, s := range c.Builder.Secrets {
+		field := fmt.Sprintf("builder.secrets[%d]", i)
+		switch {
+		case s.ID == "":
+			d.missing(field+".id", "it is the id of RUN --mount=type=secret,id=…")
+		case !secretIDForm.MatchString(s.ID):
+			d.problem(field+".id", "%q is not an id; want letters, digits and ._-, at most 63", s.ID)
+		case seen[s.ID]:
+			d.problem(field+".id", "%q is given twice; keep one", s.ID)
+		}
+		seen[s.ID] = true
+		if s.File == "" {
+			d.missing(field+".file", "name the file that holds the secret")
+		}
+		if len(s.Apps) == 0 {
+			d.missing(field+".apps", "list the apps whose builds may read it")
+		}
+		for j := range s.Apps {
+			parsed(d, fmt.Sprintf("%s.apps[%d]", field, j), &s.Apps[j], record.ParseApp)
+		}
+	}
+}
+
+// parsed puts the value in its canonical form or reports why it has none.
+func parsed[T ~string](d *decoder, field string, value *T, parse func(string) (T, error)) {
+	got, err := parse(string(*value))
+	if err != nil {
+		d.problem(field, "%w", err)
+		return
+	}
+	*value = got
+}
+
+// ParseBuilderAddress accepts unix:///path and tcp://host:port. Exit code 2.
+func ParseBuilderAddress(s string) (string, error) {
+	if path, ok := strings.CutPrefix(s, "unix://"); ok && filepath.IsAbs(path) && record.OneLine(path) == path {
+		return s, nil
+	}
+	if address, ok := strings.CutPrefix(s, "tcp://"); ok {
+		if host, _, err := net.SplitHostPort(address); err == nil && host != "" {
+			if _, err := image.ParseRegistry(address); err == nil {
+				return s, nil
+			}
+		}
+	}
+	return "", step.Invalidf("parsing the builder's address %q: want unix:///run/buildkit/buildkitd.sock or tcp://host:port", s)
+}
+
+// checkReference accepts registry:port/name with a tag or a digest.
+func checkReference(s string) error {
+	name, digest, byDigest := strings.Cut(s, "@")
+	if byDigest {
+		if _, err := image.ParseDigest(digest); err != nil {
+			return err
+		}
+	}
+	tagged := false
+	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {
+		name, tagged = name[:i], true
+	}
+	if _, err := image.ParseRepository(name); err != nil {
+		return err
+	}
+	if !tagged && !byDigest {
+		return step.Invalidf("parsing the image %q: want a tag or a digest behind it", s)
+	}
+	return nil
+}
+
+// SourceURL gives the clone URL of the source repository.
+func (c Config) SourceURL() string { return c.Gitea.URL + "/" + string(c.Source.Repository) + ".git" }
+
+// AppsURL gives the clone URL of the apps repository.
+func (c Config) AppsURL() string { return c.Gitea.URL + "/" + string(c.Apps.Repository) + ".git" }
+
+// ReaderToken loads the reader's token: from its file, else from
+// FABRIQUE_READER_TOKEN, else none.
+func (c Config) ReaderToken() (secret.Secret, error) {
+	return secret.Load(c.Gitea.Reader.TokenFile, EnvReaderToken)
+}
+
+// WriterToken loads the writer's token: from its file, else from
+// FABRIQUE_WRITER_TOKEN, else none.
+func (c Config) WriterToken() (secret.Secret, error) {
+	return secret.Load(c.Gitea.Writer.TokenFile, EnvWriterToken)
+}
+
+// SecretFiles gives the files that a build of app may mount, by secret id.
+func (c Config) SecretFiles(app string) map[string]string {
+	files := map[string]string{}
+	for _, s := range c.Builder.Secrets {
+		if slices.Contains(s.Apps, app) {
+			files[s.ID] = s.File
+		}
+	}
+	return files
+}
+
+// Repository gives the place of an image in the configured registry.
+func (c Config) Repository(name image.Name) image.Repository {
+	return image.Repository{Registry: c.Registry.Address, Name: name}
+}
+
+// place is a position in the file, from 1.
+type place struct{ line, column int }
+
+// problem is one complaint.
+type problem struct {
+	place
+	err error
+}
+
+// err gives all complaints in the file's order.
+func (d *decoder) err() error {
+	slices.SortStableFunc(d.problems, func(a, b problem) int {
+		return cmp.Or(cmp.Compare(a.line, b.line), cmp.Compare(a.column, b.column), strings.Compare(a.err.Error(), b.err.Error()))
+	})
+	var errs []error
+	for _, p := range d.problems {
+		errs = append(errs, step.Invalidf("%s:%d:%d: %w", d.file, p.line, p.column, p.err))
+	}
+	return errors.Join(errs...)
+}
