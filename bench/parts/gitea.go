@@ -191,9 +191,9 @@ func (g *GiteaServer) Client(ctx context.Context, token secret.Secret) (*gitea.C
 }
 
 // CreateRepo creates an empty private repository "owner/name" with default
-// branch main, and the owner, an organization, when it does not exist.
-// objectFormat is "sha1" (also when empty) or "sha256".
-func (g *GiteaServer) CreateRepo(ctx context.Context, repo, objectFormat string) error {
+// branch main, and the owner, an organization, when it does not exist. Its ids
+// are SHA-1: for SHA-256 Gitea wants git 2.42, Debian 12 has 2.39.
+func (g *GiteaServer) CreateRepo(ctx context.Context, repo string) error {
 	admin, err := g.Client(ctx, g.AdminToken)
 	if err != nil {
 		return err
@@ -207,10 +207,7 @@ func (g *GiteaServer) CreateRepo(ctx context.Context, repo, objectFormat string)
 			return fmt.Errorf("creating the organization %q: %w", owner, err)
 		}
 	}
-	_, _, err = admin.CreateOrgRepo(owner, gitea.CreateRepoOption{
-		Name: name, Private: true, DefaultBranch: "main", ObjectFormatName: objectFormat,
-	})
-	if err != nil {
+	if _, _, err := admin.CreateOrgRepo(owner, gitea.CreateRepoOption{Name: name, Private: true, DefaultBranch: "main"}); err != nil {
 		return fmt.Errorf("creating the repository %q: %w", repo, err)
 	}
 	return nil
@@ -284,7 +281,7 @@ func (g *GiteaServer) NewProject(ctx context.Context, source, apps string) (Proj
 		return Project{}, err
 	}
 	for _, repo := range []string{source, apps} {
-		if err := g.CreateRepo(ctx, repo, ""); err != nil {
+		if err := g.CreateRepo(ctx, repo); err != nil {
 			return Project{}, err
 		}
 		if err := g.AddCollaborator(ctx, repo, ReaderName, gitea.AccessModeRead); err != nil {
