@@ -105,6 +105,33 @@ func (p Plan) Due() []App {
 	return due
 }
 
+// Find gives one app by name, or the error that stands in its way.
+func (p Plan) Find(app string) (App, error) {
+	for _, a := range p.Apps {
+		if a.App == app {
+			return a, nil
+		}
+	}
+	for _, b := range p.Broken {
+		if b.App == app {
+			return App{}, step.WithCode(b.ExitCode, fmt.Errorf("%s: %s", b.Record, b.Error))
+		}
+	}
+	return App{}, step.Invalidf("looking for the app %q: the source repository has no commit yet", app)
+}
+
+// RecordOf gives the file of an app's record, also of one that cannot be built
+// at this revision. A record that is wrong itself is an error.
+func (p Plan) RecordOf(app string) (string, error) {
+	for _, b := range p.Broken {
+		if b.App == app && b.ExitCode == step.ExitSource {
+			return b.Record, nil
+		}
+	}
+	a, err := p.Find(app)
+	return a.Record, err
+}
+
 // Run compares. Errors: exit code 2 for a revision, branch or app that does not
 // exist and for a wrong token, 1 for the network.
 func Run(ctx context.Context, log *slog.Logger, o Options) (plan Plan, err error) {
