@@ -82,6 +82,9 @@ func Run(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 		log.Info("unchanged", "revision", o.Revision, "path", done.Path)
 		return done, refuse(ctx, dir, done, o)
 	}
+	if ctx.Err() != nil {
+		return Result{}, context.Cause(ctx) // perhaps it is whole, so it stays
+	}
 	if err := clean(dir); err != nil {
 		return Result{}, err
 	}
@@ -102,10 +105,12 @@ func lock(dir string) (func(), error) {
 	}
 	marker := filepath.Join(dir, lockName)
 	if _, err := os.Lstat(marker); errors.Is(err, fs.ErrNotExist) {
-		for _, name := range []string{treeName, gitName, resultName} {
-			if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
-				return nil, step.Invalidf("using the folder %q: it holds a %q that this step did not make; name another folder", dir, name)
-			}
+		names, err := ours(dir)
+		if err != nil {
+			return nil, err
+		}
+		if len(names) > 0 {
+			return nil, step.Invalidf("using the folder %q: it holds a %q that this step did not make; name another folder", dir, names[0])
 		}
 	}
 	f, err := os.OpenFile(marker, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o644)
@@ -143,22 +148,35 @@ func repository(dir string, o Options) *git.Repository {
 
 // clean removes what earlier runs left, the sign of completeness first.
 func clean(dir string) error {
-	doomed := []string{resultName, treeName, gitName}
-	entries, err := os.ReadDir(dir)
+	names, err := ours(dir)
 	if err != nil {
-		return step.Invalidf("reading the folder: %w", err)
+		return err
 	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), partialName) {
-			doomed = append(doomed, e.Name())
-		}
-	}
-	for _, name := range doomed {
+	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("removing an earlier clone: %w", err)
 		}
 	}
 	return nil
+}
+
+// ours lists what is in the folder under a name that this step uses and
+// removes, the sign of completeness first.
+func ours(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, step.Invalidf("reading the folder: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == resultName:
+			names = slices.Insert(names, 0, name)
+		case name == treeName, name == gitName, strings.HasPrefix(name, partialName):
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
 
 func fetch(ctx context.Context, log *slog.Logger, dir string, o Options) (_ Result, err error) {
@@ -173,7 +191,7 @@ func fetch(ctx context.Context, log *slog.Logger, dir string, o Options) (_ Resu
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return Result{}, err
 	}
-	stop := progress(log, partial)
+	stop := progress(log, partial, 5*time.Second)
 	defer stop()
 
 	repo, err := git.Init(ctx, o.Remote, gitDir, tree, o.Revision)
@@ -184,9 +202,12 @@ func fetch(ctx context.Context, log *slog.Logger, dir string, o Options) (_ Resu
 		return Result{}, err
 	}
 	if _, err := repo.Git(ctx, nil, "checkout", "--quiet", "--detach", string(o.Revision)); err != nil {
+		if strings.Contains(err.Error(), "invalid path") { // such as .git/config
+			err = step.Sourcef("%w", err)
+		}
 		return Result{}, fmt.Errorf("checking out commit %s: %w", o.Revision, err)
 	}
-	id, err := repo.Git(ctx, nil, "rev-parse", "--verify", "HEAD^{commit}", "HEAD^{tree}")
+	id, err := repo.Git(ctx, nil, "rev-parse", "HEAD^{commit}", "HEAD^{tree}")
 	if err != nil {
 		return Result{}, err
 	}
@@ -220,13 +241,13 @@ func save(aside, place string, result Result) error {
 	return os.Rename(aside, place)
 }
 
-// progress logs every few seconds how much has arrived, until stop is called.
-func progress(log *slog.Logger, dir string) (stop func()) {
+// progress logs now and then how much has arrived, until stop is called.
+func progress(log *slog.Logger, dir string, every time.Duration) (stop func()) {
 	done := make(chan struct{})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		tick := time.NewTicker(5 * time.Second)
+		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for {
 			select {
@@ -272,7 +293,8 @@ func refuse(ctx context.Context, dir string, result Result, o Options) error {
 	if len(wanted) == 0 {
 		wanted = []gitref.Path{"."}
 	}
-	entries, err := repository(dir, o).Tree(ctx, o.Revision, ".")
+	repo := repository(dir, o)
+	entries, err := repo.Tree(ctx, o.Revision, ".")
 	if err != nil {
 		return err
 	}
@@ -286,13 +308,22 @@ func refuse(ctx context.Context, dir string, result Result, o Options) error {
 		}
 	}
 	for _, e := range entries {
-		if !slices.ContainsFunc(wanted, func(p gitref.Path) bool { return p.Contains(gitref.Path(e.Path)) }) {
-			continue
-		}
-		if e.Mode == git.ModeSubmodule {
+		path := gitref.Path(e.Path)
+		// A wanted path inside a submodule is not in the tree at all.
+		if e.Mode == git.ModeSubmodule && slices.ContainsFunc(wanted, func(p gitref.Path) bool { return p.Contains(path) || path.Contains(p) }) {
 			return step.Sourcef("reading commit %s: %q is a submodule, which the factory does not fetch; commit its content instead", o.Revision.Short(), e.Path)
 		}
-		if usesLFS && e.Mode != git.ModeLink && isPointer(filepath.Join(result.Path, e.Path)) {
+		if !usesLFS || !slices.ContainsFunc(wanted, func(p gitref.Path) bool { return p.Contains(path) }) {
+			continue
+		}
+		if e.Mode == git.ModeLink || e.Mode == git.ModeSubmodule || !isPointer(filepath.Join(result.Path, e.Path)) {
+			continue
+		}
+		filter, err := repo.Git(ctx, nil, "check-attr", "--cached", "-z", "filter", "--", e.Path)
+		if err != nil {
+			return err
+		}
+		if bytes.HasSuffix(filter, []byte("\x00lfs\x00")) {
 			return step.Sourcef("reading commit %s: %q is a Git LFS pointer, whose content the factory does not fetch; commit the file itself, or fetch it in the Dockerfile", o.Revision.Short(), e.Path)
 		}
 	}
