@@ -13,8 +13,9 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// maxSize is the size in bytes above which a file is refused.
-const maxSize = 1 << 20
+// maxSize is the size in bytes above which a file is refused; the parser recurses
+// as deep as the text nests.
+const maxSize = 64 << 10
 
 // decoder fills a struct from YAML, strictly, and remembers where each field
 // stands. Fields that the file does not have keep their value.

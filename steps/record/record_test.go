@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -189,6 +190,28 @@ func TestApplyRefuses(t *testing.T) {
 	} {
 		if _, err := Apply("a.yaml", good, c.app, c.change); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Hostile files are refused, and soon.
+func TestParseFileHostile(t *testing.T) {
+	for name, text := range map[string]string{
+		"too large":       strings.Repeat("#", MaxSize+1),
+		"deep sequences":  strings.Repeat("[", MaxSize),
+		"deep mappings":   strings.Repeat("{a: ", MaxSize/4),
+		"not UTF-8":       "a: \xff\n",
+		"a UTF-16 file":   "\xff\xfea\x00:\x00",
+		"control bytes":   "a: \x00\n",
+		"alias of itself": "a: &a [*a]\nb: *c\n",
+	} {
+		started := time.Now()
+		_, err := ParseFile("a.yaml", []byte(text))
+		if err == nil || step.ExitCode(err) != step.ExitInvalid || len(err.Error()) > 500 {
+			t.Errorf("%s: %.500v", name, err)
+		}
+		if took := time.Since(started); took > 5*time.Second {
+			t.Errorf("%s: took %s", name, took)
 		}
 	}
 }

@@ -77,6 +77,9 @@ func (s *source) syntaxError(err error) error {
 		line = max(line, 1)
 		what = strings.TrimPrefix(what, found[0])
 	}
+	if len(s.data) > 64<<10 { // that parser recurses as deep as the text nests
+		return s.errorOn(line, column, "%s; correct the YAML", what)
+	}
 	var syntax *goccy.SyntaxError
 	if _, err := parser.ParseBytes(s.data, 0); errors.As(err, &syntax) && syntax.Token != nil {
 		line, column = syntax.Token.Position.Line, syntax.Token.Position.Column

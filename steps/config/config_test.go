@@ -1,0 +1,217 @@
+package config
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"fabrique/steps/step"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const small = `gitea:
+  url: http://gitea:3000/
+source:
+  repository: atlas/atlas
+apps:
+  repository: cluster/apps
+registry:
+  address: registry:80
+`
+
+func TestTemplatePassesTheStrictCheck(t *testing.T) {
+	c, err := Parse("/etc/fabrique/fabrique.yaml", Template())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.Gitea.Writer.TokenFile, "/etc/fabrique/secrets/writer-token"; got != want {
+		t.Errorf("token file %q, want %q", got, want)
+	}
+	if !c.Registry.PlainHTTP {
+		t.Error("the template's registry is not plain HTTP")
+	}
+}
+
+// What the template shows as commented-out defaults are the defaults; only the
+// secret is an example.
+func TestTemplateShowsTheDefaults(t *testing.T) {
+	field := regexp.MustCompile(`(?m)^( *)#( {2,}|)([a-z]|- )`)
+	uncommented := field.ReplaceAll(Template(), []byte("$1$2$3"))
+	full, err := Parse("fabrique.yaml", uncommented)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, uncommented)
+	}
+	bare, err := Parse("fabrique.yaml", Template())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare.Builder.Secrets = []Secret{{"pip-token", "secrets/pip-token", []string{"citation"}}}
+	if diff := cmp.Diff(bare, full); diff != "" {
+		t.Error(diff)
+	}
+	for name := range strings.SplitSeq("branch path address platform timeout cache keepBytes frontends secrets reconcile clone inspect writeBack", " ") {
+		if !regexp.MustCompile(`(?m)^ +` + name + `:`).Match(uncommented) {
+			t.Errorf("the template does not show %s", name)
+		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	got, err := Parse("conf/fabrique.yaml", []byte(small+`
+  plainHTTP: true
+builder:
+  address: tcp://buildkitd.fabrique-build:1234
+  timeout: 20m
+  cache: max
+  keepBytes: 10_000_000_000
+  frontends:
+    docker/dockerfile: registry:80/mirror/dockerfile:1.7
+    registry:80/mine: builtin
+  secrets:
+    - {id: pip-token, file: secrets/pip, apps: [citation, other]}
+    - id: npm
+      file: /abs/npm
+      apps:
+      - other
+author: {name: "Fabrique Bot", email: bot@example.org}
+timeouts:
+  inspect: 90s
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.Gitea.URL = "http://gitea:3000"
+	want.Source.Repository, want.Apps.Repository = "atlas/atlas", "cluster/apps"
+	want.Registry = Registry{"registry:80", true}
+	want.Builder.Address = "tcp://buildkitd.fabrique-build:1234"
+	want.Builder.Timeout = 20 * time.Minute
+	want.Builder.Cache = "max"
+	want.Builder.KeepBytes = 10_000_000_000
+	want.Builder.Frontends = map[string]string{
+		"docker/dockerfile": "registry:80/mirror/dockerfile:1.7", "docker.io/docker/dockerfile": "builtin", "registry:80/mine": "builtin",
+	}
+	want.Builder.Secrets = []Secret{
+		{"pip-token", "conf/secrets/pip", []string{"citation", "other"}},
+		{"npm", "/abs/npm", []string{"other"}},
+	}
+	want.Author = Author{"Fabrique Bot", "bot@example.org"}
+	want.Timeouts.Inspect = 90 * time.Second
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[string]string{"pip-token": "conf/secrets/pip"}, got.SecretFiles("citation")); diff != "" {
+		t.Error(diff)
+	}
+	if got.SourceURL() != "http://gitea:3000/atlas/atlas.git" || got.AppsURL() != "http://gitea:3000/cluster/apps.git" {
+		t.Errorf("clone URLs %s %s", got.SourceURL(), got.AppsURL())
+	}
+	if _, err := Parse("fabrique.yaml", []byte(small+"builder:\n")); err != nil {
+		t.Errorf("an empty section: %v", err)
+	}
+}
+
+// TestRefused compares the errors for testdata/*.yaml with their golden text.
+func TestRefused(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no cases: %v", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = Parse("fabrique.yaml", data)
+			if err == nil || step.ExitCode(err) != step.ExitInvalid {
+				t.Fatalf("error %v", err)
+			}
+			if strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the error shows a password: %v", err)
+			}
+			golden := strings.TrimSuffix(file, ".yaml") + ".txt"
+			got := err.Error() + "\n"
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatalf("%v (go test -update writes it)", err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestLoad(t *testing.T) {
+	_, err := Load(filepath.Join(t.TempDir(), FileName))
+	if err == nil || !strings.Contains(err.Error(), "fabrique init") || step.ExitCode(err) != step.ExitInvalid {
+		t.Errorf("a missing file: %v", err)
+	}
+	_, err = Load(t.TempDir())
+	if err == nil || step.ExitCode(err) != step.ExitInvalid {
+		t.Errorf("a folder: %v", err)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "writer"), []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(EnvReaderToken, "from-the-environment")
+	c, err := Parse(filepath.Join(dir, FileName), []byte(small+"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Gitea.Writer.TokenFile = filepath.Join(dir, "writer")
+	reader, err := c.ReaderToken()
+	if err != nil || reader.Reveal() != "from-the-environment" {
+		t.Errorf("reader: %v", err)
+	}
+	writer, err := c.WriterToken()
+	if err != nil || writer.Reveal() != "s3cret" {
+		t.Errorf("writer: %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(Template())
+	f.Add([]byte(small))
+	files, err := filepath.Glob("testdata/*.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("fabrique.yaml", data)
+		if err != nil {
+			if step.ExitCode(err) != step.ExitInvalid || !strings.HasPrefix(err.Error(), "fabrique.yaml:") {
+				t.Fatalf("exit code %d: %v", step.ExitCode(err), err)
+			}
+			return
+		}
+		if c.Gitea.URL == "" || c.Source.Repository == "" || c.Apps.Repository == "" || c.Registry.Address == "" {
+			t.Fatalf("a configuration that is not complete: %+v", c)
+		}
+	})
+}
