@@ -1,7 +1,6 @@
 package parts
 
 import (
-	"bytes"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -102,6 +101,7 @@ func foreground() bool {
 // take the exit codes away from os/exec; so it starts one process only and the
 // parts are that one's children.
 func initProcess() int {
+	runtime.LockOSThread() // the cgroup namespace is the thread's, and its children's
 	if err := isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench: isolating the mounts:", err)
 		return 1
@@ -149,22 +149,38 @@ func isolate() error {
 	if err := mountProc(); err != nil {
 		return err
 	}
-	if err := joinCgroups(filepath.Base(Dir())); err != nil {
-		return fmt.Errorf("joining the instance's control groups: %w", err)
+	if err := isolateCgroups(filepath.Base(Dir())); err != nil {
+		return fmt.Errorf("isolating the control groups: %w", err)
 	}
 	hosts, err := os.ReadFile("/etc/hosts")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	hosts = append(bytes.TrimRight(hosts, "\n"), "\n"+os.Getenv(envAddr)+" registry gitea\n"...)
 	ours := filepath.Join(Dir(), "hosts")
-	if err := os.WriteFile(ours, hosts, 0o644); err != nil {
+	if err := os.WriteFile(ours, []byte(withParts(string(hosts), os.Getenv(envAddr))), 0o644); err != nil {
 		return err
 	}
 	if err := syscall.Mount(ours, "/etc/hosts", "", syscall.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mounting over /etc/hosts: %w", err)
 	}
 	return nil
+}
+
+// withParts gives a hosts file in which the parts' names mean addr only: one
+// that already maps them is this machine's, or an instance's around this one.
+func withParts(hosts, addr string) string {
+	var b strings.Builder
+	for line := range strings.Lines(hosts) {
+		entry, _, _ := strings.Cut(line, "#")
+		names := strings.Fields(entry)
+		kept := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "registry" || name == "gitea" })
+		if len(kept) == len(names) {
+			b.WriteString(strings.TrimRight(line, "\n") + "\n")
+		} else if len(kept) > 1 {
+			b.WriteString(strings.Join(kept, " ") + "\n")
+		}
+	}
+	return b.String() + addr + " registry gitea\n"
 }
 
 // withStage gives this process's environment with the stage replaced.
@@ -263,7 +279,8 @@ func (in *instance) remove() {
 	}
 }
 
-// sweep removes what killed runs left: their folders' locks are free.
+// sweep removes what killed runs left: their folders' locks are free, their
+// control groups empty.
 func sweep(tmp string) {
 	dirs, _ := filepath.Glob(filepath.Join(tmp, dirPrefix+"*"))
 	for _, dir := range dirs {
@@ -284,4 +301,5 @@ func sweep(tmp string) {
 		}
 		f.Close()
 	}
+	sweepCgroups()
 }

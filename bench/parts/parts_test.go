@@ -18,7 +18,12 @@ import (
 	"fabrique/bench/parts"
 )
 
-func TestMain(m *testing.M) { parts.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(envHold) != "" {
+		parts.Run(hold)
+	}
+	parts.Main(m)
+}
 
 func TestBuildAndPush(t *testing.T) {
 	registry, buildkit := parts.Registry(t), parts.BuildKit(t)
