@@ -97,7 +97,7 @@ func Run(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 		log.Info("reused", "image", tag, "digest", known.Digest)
 		return Result{Digest: known.Digest, Image: tag, Reused: true}, nil
 	case errors.Is(err, digest.ErrNotFound):
-	case step.ExitCode(err) == step.ExitInvalid:
+	case errors.Is(err, digest.ErrOther):
 		log.Warn("building again", "image", tag, "because", err.Error())
 	default:
 		return Result{}, err

@@ -5,11 +5,14 @@ package digest
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
+	"strings"
+	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -21,8 +24,12 @@ import (
 	"fabrique/steps/step"
 )
 
-// ErrNotFound is in the chain of the error when the registry has no such tag.
-var ErrNotFound = errors.New("the registry has no such tag")
+// In the chain of an error of [Inspect], both with exit code 2: what building
+// this revision mends.
+var (
+	ErrNotFound = errors.New("the registry has no such tag")
+	ErrOther    = errors.New("it is not the wanted image")
+)
 
 // Options says which image to look at and what it must be.
 type Options struct {
@@ -53,8 +60,9 @@ type Result struct {
 // header out (OCI distribution specification: it should send it) is no trouble.
 //
 // Errors: exit code 2 for a tag that does not exist ([ErrNotFound]), an image of
-// another revision, source key or platform, and a digest other than Expect; 1
-// for the network and for what the registry fails to do.
+// another revision, source key or platform ([ErrOther]), a digest other than
+// Expect and a registry that is not what the configuration says; 1 for the
+// network and for what the registry fails to do.
 func Inspect(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	ref := o.Repository.Tag(o.Revision)
 	result, err := inspect(ctx, ref, o)
@@ -77,9 +85,18 @@ func inspect(ctx context.Context, ref string, o Options) (Result, error) {
 	if o.PlainHTTP {
 		scheme = "http"
 	}
-	descriptor, err := remote.Get(tag, remote.WithContext(ctx), remote.WithTransport(onlyScheme(scheme)))
+	only := &oneScheme{scheme: scheme}
+	result, err := read(ctx, tag, only, o)
 	if err != nil {
-		return Result{}, classify(err)
+		return Result{}, classify(err, only)
+	}
+	return result, nil
+}
+
+func read(ctx context.Context, tag name.Tag, only *oneScheme, o Options) (Result, error) {
+	descriptor, err := remote.Get(tag, remote.WithContext(ctx), remote.WithTransport(only))
+	if err != nil {
+		return Result{}, err
 	}
 	result := Result{
 		Digest:    image.Digest(descriptor.Digest.String()),
@@ -91,7 +108,7 @@ func inspect(ctx context.Context, ref string, o Options) (Result, error) {
 	}
 	images, err := byPlatform(descriptor)
 	if err != nil {
-		return Result{}, classify(err)
+		return Result{}, err
 	}
 	for p := range images {
 		result.Platforms = append(result.Platforms, p)
@@ -99,22 +116,22 @@ func inspect(ctx context.Context, ref string, o Options) (Result, error) {
 	slices.Sort(result.Platforms)
 	img, ok := images[o.Platform]
 	if !ok {
-		return Result{}, step.Invalidf("it is for %v, wanted is %s; build it for that platform", result.Platforms, o.Platform)
+		return Result{}, step.Invalidf("%w: it is for %s, wanted is %s; build it for that platform", ErrOther, list(result.Platforms), o.Platform)
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
-		return Result{}, classify(err)
+		return Result{}, err
 	}
 	labels := config.Config.Labels
 	if got := labels[image.LabelRevision]; got != string(o.Revision) {
-		return Result{}, step.Invalidf("its label %s is %q, wanted is %q: it was not built from this revision", image.LabelRevision, got, o.Revision)
+		return Result{}, step.Invalidf("%w: its label %s is %q, wanted is %q: it was not built from this revision", ErrOther, image.LabelRevision, got, o.Revision)
 	}
 	if got := labels[image.LabelSourceKey]; o.SourceKey != "" && got != "" && got != string(o.SourceKey) {
-		return Result{}, step.Invalidf("its label %s is %q, wanted is %q: it was built from this revision with other inputs", image.LabelSourceKey, got, o.SourceKey)
+		return Result{}, step.Invalidf("%w: its label %s is %q, wanted is %q: it was built from this revision with other inputs", ErrOther, image.LabelSourceKey, got, o.SourceKey)
 	}
 	manifest, err := img.Manifest()
 	if err != nil {
-		return Result{}, classify(err)
+		return Result{}, err
 	}
 	result.Size = manifest.Config.Size
 	for _, layer := range manifest.Layers {
@@ -163,35 +180,91 @@ func byPlatform(d *remote.Descriptor) (map[image.Platform]v1.Image, error) {
 
 func platform(p *v1.Platform) image.Platform {
 	s := p.OS + "/" + p.Architecture
-	if p.Variant != "" {
+	// "v8" is what linux/arm64 means (containerd normalizes it away).
+	if p.Variant != "" && s+"/"+p.Variant != "linux/arm64/v8" {
 		s += "/" + p.Variant
 	}
 	return image.Platform(s)
 }
 
-// onlyScheme is a transport that speaks one scheme. The registry client tries
-// HTTPS before HTTP for a registry marked insecure; here the configuration
-// decides.
-type onlyScheme string
-
-func (s onlyScheme) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Scheme != string(s) {
-		return nil, fmt.Errorf("not speaking %s with %s: it is configured for %s", r.URL.Scheme, r.URL.Host, string(s))
+func list(platforms []image.Platform) string {
+	if len(platforms) == 0 {
+		return "no platform"
 	}
-	return remote.DefaultTransport.RoundTrip(r)
+	var texts []string
+	for _, p := range platforms {
+		texts = append(texts, string(p))
+	}
+	return strings.Join(texts, ", ")
 }
 
-// classify gives the registry's answer its exit code.
-func classify(err error) error {
+// oneScheme is a transport that speaks one scheme. The registry client tries
+// HTTPS and then HTTP with some registries; here the configuration decides. It
+// keeps the last failure, which the client buries among those of its other
+// tries.
+type oneScheme struct {
+	scheme string
+
+	mu     sync.Mutex
+	failed error
+}
+
+func (s *oneScheme) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Scheme != s.scheme {
+		return nil, fmt.Errorf("not speaking %s with %s: it is configured for %s", r.URL.Scheme, r.URL.Host, s.scheme)
+	}
+	answer, err := remote.DefaultTransport.RoundTrip(r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed = err
+	return answer, err
+}
+
+func (s *oneScheme) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+// classify gives a failure its exit code.
+func classify(err error, only *oneScheme) error {
+	if step.ExitCode(err) != step.ExitRetry {
+		return err
+	}
 	var answer *transport.Error
-	if !errors.As(err, &answer) {
-		return fmt.Errorf("the registry cannot be reached or does not answer as one: %w", err)
+	if errors.As(err, &answer) {
+		return classifyAnswer(answer)
 	}
-	switch answer.StatusCode {
-	case http.StatusNotFound:
+	if failed := only.failure(); failed != nil {
+		err = failed
+	}
+	var untrusted *tls.CertificateVerificationError
+	var notTLS tls.RecordHeaderError
+	switch {
+	case errors.As(err, &notTLS):
+		return step.Invalidf("the registry speaks HTTP, and HTTPS is configured; configure plain HTTP (--plain-http), or the registry's HTTPS address")
+	case errors.As(err, &untrusted):
+		return step.Invalidf("the registry's certificate is not trusted: %w", untrusted.Err)
+	}
+	return fmt.Errorf("the registry cannot be reached or does not answer as one: %w", err)
+}
+
+func classifyAnswer(answer *transport.Error) error {
+	path := ""
+	if answer.Request != nil {
+		path = answer.Request.URL.Path
+	}
+	switch code := answer.StatusCode; {
+	case code == http.StatusNotFound && strings.Contains(path, "/manifests/") && !strings.Contains(path, "/manifests/sha256:"):
 		return step.Invalidf("%w; build this revision first", ErrNotFound)
-	case http.StatusUnauthorized, http.StatusForbidden:
-		return step.Invalidf("the registry refuses access: %w", err)
+	case code == http.StatusNotFound && path != "/v2/":
+		return step.Invalidf("%w: the registry lost a part of it; build this revision again: %w", ErrOther, answer)
+	case code == http.StatusNotFound:
+		return step.Invalidf("what answers at this address is not a registry; correct the address: %w", answer)
+	case code == http.StatusUnauthorized, code == http.StatusForbidden:
+		return step.Invalidf("the registry refuses access: %w", answer)
+	case code == http.StatusBadRequest && strings.Contains(answer.Error(), "HTTP request to an HTTPS server"):
+		return step.Invalidf("the registry speaks HTTPS, and plain HTTP is configured; drop --plain-http, or name the registry's HTTP address")
 	}
-	return fmt.Errorf("the registry answers %d: %w", answer.StatusCode, err)
+	return fmt.Errorf("the registry answers %d: %w", answer.StatusCode, answer)
 }
