@@ -92,8 +92,8 @@ type Builder struct {
 	// Cache is "off", "min" or "max": the mode in which the build cache is kept
 	// in the registry too, as <image>:buildcache.
 	Cache string `yaml:"cache"`
-	// KeepBytes bounds the daemon's own cache; 0 leaves it to the daemon.
-	KeepBytes int64 `yaml:"keepBytes"`
+	// MaxCacheBytes bounds the daemon's own cache; 0 leaves it to the daemon.
+	MaxCacheBytes int64 `yaml:"maxCacheBytes"`
 	// Frontends maps an image name that "# syntax=" may give, without tag, to
 	// "builtin" or to the reference that is used instead.
 	Frontends map[string]string `yaml:"frontends"`
@@ -229,8 +229,8 @@ func (c *Config) check(d *decoder) {
 	if !slices.Contains([]string{"off", "min", "max"}, c.Builder.Cache) {
 		d.problem("builder.cache", "%q is not a mode; want off, min or max", c.Builder.Cache)
 	}
-	if c.Builder.KeepBytes < 0 {
-		d.problem("builder.keepBytes", "%d is negative; want a number of bytes, or 0 for the daemon's own limit", c.Builder.KeepBytes)
+	if c.Builder.MaxCacheBytes < 0 {
+		d.problem("builder.maxCacheBytes", "%d is negative; want a number of bytes, or 0 for the daemon's own limit", c.Builder.MaxCacheBytes)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Builder.Frontends)) {
 		field := "builder.frontends." + name

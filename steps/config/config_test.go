@@ -56,7 +56,7 @@ func TestTemplateShowsTheDefaults(t *testing.T) {
 	if diff := cmp.Diff(bare, full); diff != "" {
 		t.Error(diff)
 	}
-	for name := range strings.SplitSeq("branch path address platform timeout cache keepBytes frontends secrets reconcile clone inspect writeBack", " ") {
+	for name := range strings.SplitSeq("branch path address platform timeout cache maxCacheBytes frontends secrets reconcile clone inspect writeBack", " ") {
 		if !regexp.MustCompile(`(?m)^ +` + name + `:`).Match(uncommented) {
 			t.Errorf("the template does not show %s", name)
 		}
@@ -70,7 +70,7 @@ builder:
   address: tcp://buildkitd.fabrique-build:1234
   timeout: 20m
   cache: max
-  keepBytes: 10_000_000_000
+  maxCacheBytes: 10_000_000_000
   frontends:
     docker/dockerfile: registry:80/mirror/dockerfile:1.7
     registry:80/mine: builtin
@@ -94,7 +94,7 @@ timeouts:
 	want.Builder.Address = "tcp://buildkitd.fabrique-build:1234"
 	want.Builder.Timeout = 20 * time.Minute
 	want.Builder.Cache = "max"
-	want.Builder.KeepBytes = 10_000_000_000
+	want.Builder.MaxCacheBytes = 10_000_000_000
 	want.Builder.Frontends = map[string]string{
 		"docker/dockerfile": "registry:80/mirror/dockerfile:1.7", "docker.io/docker/dockerfile": "builtin", "registry:80/mine": "builtin",
 	}
