@@ -124,11 +124,26 @@ func Run(ctx context.Context, log *slog.Logger, c config.Config, o Options) (Rep
 			break
 		}
 	}
+	return report, report.failure()
+}
+
+// failure joins what went wrong with the apps. Its exit code is 1 when a retry
+// may mend one of them, else 3 when a source is at fault, else 2.
+func (r Report) failure() error {
 	var errs []error
-	for _, a := range report.Apps {
-		errs = append(errs, a.err)
+	codes := map[int]bool{}
+	for _, a := range r.Apps {
+		if a.err != nil {
+			errs = append(errs, a.err)
+			codes[a.ExitCode] = true
+		}
 	}
-	return report, errors.Join(errs...)
+	for _, code := range []int{step.ExitRetry, step.ExitSource, step.ExitInvalid} {
+		if codes[code] {
+			return step.WithCode(code, errors.Join(errs...))
+		}
+	}
+	return nil
 }
 
 // Plan compares, with the configuration's repositories and deadline.

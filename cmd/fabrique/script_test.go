@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"fabrique/bench/baseimage"
+	"fabrique/bench/binaries"
+	"fabrique/bench/parts"
+	"fabrique/steps/secret"
+)
+
+func TestMain(m *testing.M) { parts.Main(m) }
+
+// TestScripts runs the real program against the real parts. Each script has a
+// project of its own: a source repository $SOURCE, an apps repository $APPS, the
+// two users' tokens in secrets/, and a fabrique.yaml that names all of it.
+//
+// Commands beside testscript's own:
+//
+//	push REPO DIR      makes DIR the content of REPO with git push; the commit is in $HEAD
+//	exits N CMD ARG... runs the program and wants exit code N
+//	record FILE        copies a file of the apps repository to ./FILE
+//	commits REPO N     wants N commits on the branch main
+//	force REPO REV     force-pushes main to an older revision
+func TestScripts(t *testing.T) {
+	ctx := t.Context()
+	gitea, buildkit := parts.Gitea(t), parts.BuildKit(t)
+	parts.Registry(t)
+	if _, err := baseimage.Busybox.Push(ctx, "registry:80"); err != nil {
+		t.Fatal(err)
+	}
+	programs := binaries.Dir(t)
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			name := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
+			project, err := gitea.NewProject(ctx, name+"/atlas", name+"-cluster/apps")
+			if err != nil {
+				return err
+			}
+			env.Setenv("PATH", programs+string(os.PathListSeparator)+env.Getenv("PATH"))
+			env.Setenv("SOURCE", project.Source)
+			env.Setenv("SOURCE_URL", project.SourceURL())
+			env.Setenv("APPS", project.Apps)
+			env.Setenv("NAME", name)
+			env.Setenv("BUILDER", buildkit.Address)
+			env.Values["project"] = project
+			return configure(env, project, buildkit.Address)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"push": func(ts *testscript.TestScript, _ bool, args []string) {
+				head, err := gitea.PushTree(ctx, args[0], "main", os.DirFS(ts.MkAbs(args[1])), "Change it")
+				ts.Check(err)
+				ts.Setenv("HEAD", head)
+			},
+			"exits": exits,
+			"record": func(ts *testscript.TestScript, _ bool, args []string) {
+				content, err := gitea.Git(ctx, checkout(ctx, ts, gitea, ts.Getenv("APPS")), "show", "HEAD:"+args[0])
+				ts.Check(err)
+				ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(content+"\n"), 0o644))
+			},
+			"commits": func(ts *testscript.TestScript, _ bool, args []string) {
+				count, err := gitea.Git(ctx, checkout(ctx, ts, gitea, args[0]), "rev-list", "--count", "HEAD")
+				ts.Check(err)
+				if count != args[1] {
+					ts.Fatalf("%s has %s commits, want %s", args[0], count, args[1])
+				}
+			},
+			"force": func(ts *testscript.TestScript, _ bool, args []string) {
+				_, err := gitea.Git(ctx, checkout(ctx, ts, gitea, args[0]), "push", "--quiet", "--force", parts.CloneURL(args[0]), args[1]+":refs/heads/main")
+				ts.Check(err)
+			},
+		},
+	})
+}
+
+// configure writes the script's fabrique.yaml and token files.
+func configure(env *testscript.Env, p parts.Project, builder string) error {
+	if err := os.Mkdir(filepath.Join(env.WorkDir, "secrets"), 0o700); err != nil {
+		return err
+	}
+	for name, token := range map[string]secret.Secret{"reader": p.Reader, "writer": p.Writer} {
+		if err := os.WriteFile(filepath.Join(env.WorkDir, "secrets", name), []byte(token.Reveal()+"\n"), 0o600); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(env.WorkDir, "fabrique.yaml"), fmt.Appendf(nil, `gitea:
+  url: %s
+  reader: {tokenFile: secrets/reader}
+  writer: {tokenFile: secrets/writer}
+source: {repository: %s}
+apps: {repository: %s}
+registry: {address: registry:80, plainHTTP: true}
+builder: {address: %s}
+`, parts.GiteaURL, p.Source, p.Apps, builder), 0o644)
+}
+
+// exits runs a program of the script and wants its exact exit code.
+func exits(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		failure, ok := err.(*exec.ExitError)
+		if !ok {
+			ts.Fatalf("running %v: %v", args[1:], err)
+		}
+		got = failure.ExitCode()
+	}
+	if got != want {
+		ts.Fatalf("%v: exit code %d, want %d", args[1:], got, want)
+	}
+	// Whatever happened, no token may be in what the program wrote.
+	project := ts.Value("project").(parts.Project)
+	for _, output := range []string{ts.ReadFile("stdout"), ts.ReadFile("stderr")} {
+		for _, token := range []secret.Secret{project.Reader, project.Writer} {
+			if strings.Contains(output, token.Reveal()) || strings.Contains(output, token.BasicAuth()) {
+				ts.Fatalf("%v: a token stands in its output", args[1:])
+			}
+		}
+	}
+}
+
+// checkout clones a repository with its history into a new folder.
+func checkout(ctx context.Context, ts *testscript.TestScript, g *parts.GiteaServer, repo string) string {
+	dir, err := os.MkdirTemp(ts.MkAbs("."), ".checkout-")
+	ts.Check(err)
+	_, err = g.Git(ctx, dir, "clone", "--quiet", parts.CloneURL(repo), ".")
+	ts.Check(err)
+	return dir
+}
