@@ -67,5 +67,9 @@ func Run(inside func() int) {
 // Everyone may enter it, so that a part may run as another user.
 func Dir() string { return os.Getenv(envDir) }
 
+// Address gives the instance's own loopback address, on which the parts listen
+// and any other server may, on other ports than 80 and 3000.
+func Address() string { return os.Getenv(envAddr) }
+
 // LogDir gives the folder of the parts' logs.
 func LogDir() string { return filepath.Join(Dir(), "log") }
