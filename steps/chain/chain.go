@@ -27,6 +27,7 @@ import (
 	"fabrique/steps/reconcile"
 	"fabrique/steps/secret"
 	"fabrique/steps/step"
+	"fabrique/steps/workspace"
 	"fabrique/steps/writeback"
 )
 
@@ -112,7 +113,7 @@ func Run(ctx context.Context, log *slog.Logger, c config.Config, o Options) (Rep
 		}
 		if dir == "" {
 			var remove func() error
-			if dir, remove, err = workspace(); err != nil {
+			if dir, remove, err = workspace.Make("build"); err != nil {
 				return report, err
 			}
 			defer remove()

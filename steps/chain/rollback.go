@@ -9,6 +9,7 @@ import (
 	"fabrique/steps/gitref"
 	"fabrique/steps/reconcile"
 	"fabrique/steps/step"
+	"fabrique/steps/workspace"
 	"fabrique/steps/writeback"
 )
 
@@ -24,7 +25,7 @@ func Rollback(ctx context.Context, log *slog.Logger, c config.Config, o Options,
 	if err != nil {
 		return writeback.Result{App: app}, err
 	}
-	dir, remove, err := workspace()
+	dir, remove, err := workspace.Make("build")
 	if err != nil {
 		return writeback.Result{App: app}, err
 	}

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"fabrique/steps/image"
 	"fabrique/steps/record"
 	"fabrique/steps/step"
+	"fabrique/steps/workspace"
 )
 
 // Options says what to compare.
@@ -135,11 +135,11 @@ func (p Plan) RecordOf(app string) (string, error) {
 // Run compares. Errors: exit code 2 for a revision, branch or app that does not
 // exist and for a wrong token, 1 for the network.
 func Run(ctx context.Context, log *slog.Logger, o Options) (plan Plan, err error) {
-	dir, err := os.MkdirTemp("", "reconcile-head-")
+	dir, remove, err := workspace.Make("reconcile")
 	if err != nil {
-		return Plan{}, fmt.Errorf("creating a folder: %w", err)
+		return Plan{}, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, remove()) }()
 	started := time.Now()
 
 	var records []record.Record
@@ -219,6 +219,13 @@ func readRecords(ctx context.Context, dir string, o Options) ([]record.Record, [
 	}
 	if err := repo.Fetch(ctx, head, ""); err != nil {
 		return nil, nil, err
+	}
+	folder, err := repo.Entries(ctx, head, []gitref.Path{o.AppsPath})
+	if err != nil {
+		return nil, nil, err
+	}
+	if folder[o.AppsPath].Mode != git.ModeFolder {
+		return nil, nil, step.Invalidf("reading the records of %s: there is no folder %q on the branch %q; push it, or correct the folder's name", o.Apps, o.AppsPath, o.AppsBranch)
 	}
 	tree, err := repo.Tree(ctx, head, o.AppsPath)
 	if err != nil {

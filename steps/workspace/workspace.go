@@ -1,4 +1,7 @@
-package chain
+// Package workspace makes temporary folders that do not pile up: one that a
+// killed process left is removed by the next process of the same user that asks
+// for one.
+package workspace
 
 import (
 	"fmt"
@@ -7,9 +10,11 @@ import (
 	"syscall"
 )
 
-// workspace makes a folder for one run, and removes those of earlier runs that
-// were killed: each is locked by its owner as long as that lives.
-func workspace() (dir string, remove func() error, err error) {
+// Make makes a folder and gives a function that removes it. It lies in the
+// system's folder for temporary files, readable by this user only. The folders
+// of processes that were killed are removed first: each is locked by its owner
+// as long as that lives. Errors have exit code 1.
+func Make(prefix string) (dir string, remove func() error, err error) {
 	top := filepath.Join(os.TempDir(), fmt.Sprintf("fabrique-%d", os.Getuid()))
 	if err := os.MkdirAll(top, 0o700); err != nil {
 		return "", nil, fmt.Errorf("creating the workspace: %w", err)
@@ -22,7 +27,7 @@ func workspace() (dir string, remove func() error, err error) {
 	if err := sweep(top); err != nil {
 		return "", nil, err
 	}
-	if dir, err = os.MkdirTemp(top, "build-"); err != nil {
+	if dir, err = os.MkdirTemp(top, prefix+"-"); err != nil {
 		return "", nil, fmt.Errorf("creating the workspace: %w", err)
 	}
 	own, err := lock(dir, syscall.LOCK_EX)
