@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fabrique/manifests/buildkitd"
 	"fabrique/steps/config"
 	"fabrique/steps/step"
 )
@@ -65,6 +66,26 @@ shown at once, as file:line:column: field: what is wrong; what to do. Nothing is
 			}
 			fmt.Fprintf(c.stdout, "%s: ok\n", c.configFile)
 			return nil
+		},
+	})
+	parent.AddCommand(&cobra.Command{
+		Use:   "buildkitd",
+		Short: "Print the buildkitd.toml that fits the configuration",
+		Long: `Prints the configuration of the BuildKit daemon: the registry, by plain HTTP if so configured (a daemon
+does not inherit containerd's hosts.toml), and the limit of its cache.`,
+		Example: "  fabrique config buildkitd > /etc/buildkit/buildkitd.toml",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			conf, err := c.config()
+			if err != nil {
+				return err
+			}
+			text, err := buildkitd.Generate(conf)
+			if err != nil {
+				return err
+			}
+			_, err = c.stdout.Write(text)
+			return err
 		},
 	})
 	return parent
