@@ -1,0 +1,117 @@
+package writeback
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"fabrique/steps/gitea"
+	"fabrique/steps/gitref"
+	"fabrique/steps/record"
+)
+
+const (
+	revisionA = gitref.Revision("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")
+	revisionB = gitref.Revision("bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb")
+)
+
+func key(digit string) gitref.SourceKey { return gitref.SourceKey(strings.Repeat(digit, 64)) }
+
+func TestTrailers(t *testing.T) {
+	full := state{"citation", revisionA, key("1")}
+	message := "citation: deploy aaaaaaaaaaaa\n\n" + full.trailers()
+	never := state{app: "citation"}
+	for name, c := range map[string]struct {
+		message string
+		want    state
+		ok      bool
+	}{
+		"ours":                  {message, full, true},
+		"with more trailers":    {message + "Signed-off-by: someone\n", full, true},
+		"Windows line ends":     {strings.ReplaceAll(message, "\n", "\r\n"), full, true},
+		"a git revert":          {"Revert \"citation: deploy aaaaaaaaaaaa\"\n\nThis reverts commit 1234.\n", state{}, false},
+		"quoted in a paragraph": {message + "\nI do not agree with the above.\n", state{}, false},
+		"subject only":          {full.trailers(), state{}, false},
+		"never deployed":        {"citation: hold: x\n\n" + never.trailers(), never, false},
+		"broken revision":       {"x\n\nFabrique-App: citation\nFabrique-Revision: main\nFabrique-Source-Key: " + string(key("1")), state{app: "citation"}, false},
+		"empty":                 {"", state{}, false},
+	} {
+		got, ok := parseTrailers(c.message)
+		if ok != c.ok || ok && got != c.want {
+			t.Errorf("%s: %+v, %v", name, got, ok)
+		}
+	}
+}
+
+func TestNewest(t *testing.T) {
+	history := []gitea.Commit{
+		{ID: "5", Message: "a person's"},
+		{ID: "4", Message: "other: x\n\n" + state{"other", revisionB, key("4")}.trailers()},
+		{ID: "3", Message: "citation: x\n\n" + state{"citation", revisionA, key("3")}.trailers()},
+		{ID: "2", Message: "citation: x\n\n" + state{"citation", revisionB, key("2")}.trailers()},
+	}
+	if got, ok := newest(history, "citation", nil); !ok || got.key != key("3") {
+		t.Errorf("newest: %+v %v", got, ok)
+	}
+	if got, ok := newest(history, "citation", func(s state) bool { return s.key == key("2") }); !ok || got.revision != revisionB {
+		t.Errorf("newest with the key: %+v %v", got, ok)
+	}
+	if _, ok := newest(history, "absent", nil); ok {
+		t.Error("found a state of another app")
+	}
+}
+
+func TestSettled(t *testing.T) {
+	d := Deployment{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:1"}
+	for name, c := range map[string]struct {
+		record  record.Record
+		outcome string // empty: not settled
+	}{
+		"never built":             {record.Record{}, ""},
+		"held":                    {record.Record{Hold: "because"}, Held},
+		"held and the same":       {record.Record{Hold: "because", Revision: revisionA, SourceKey: key("1"), Digest: "sha256:1"}, Held},
+		"rolled back":             {record.Record{Revision: revisionB, SourceKey: key("2"), RollbackOf: key("1")}, Held},
+		"another rolled back":     {record.Record{Revision: revisionB, SourceKey: key("2"), RollbackOf: key("3")}, ""},
+		"the same":                {record.Record{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:1"}, Unchanged},
+		"the same, other digest":  {record.Record{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:2"}, Unchanged},
+		"the same without digest": {record.Record{Revision: revisionA, SourceKey: key("1")}, ""},
+		"the same revision only":  {record.Record{Revision: revisionA, SourceKey: key("2"), Digest: "sha256:1"}, ""},
+		"the same source only":    {record.Record{Revision: revisionB, SourceKey: key("1"), Digest: "sha256:1"}, ""},
+	} {
+		var p plan
+		if got := settled(&p, c.record, d); got != (c.outcome != "") || p.outcome != c.outcome {
+			t.Errorf("%s: %v %q", name, got, p.outcome)
+		}
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	b := newBackoff()
+	for range 20 {
+		before := b.ceiling
+		pause := b.next(time.Second)
+		if pause <= 0 || pause > 17*time.Second || b.ceiling < before {
+			t.Fatalf("pause %s with a ceiling of %s", pause, b.ceiling)
+		}
+	}
+	if diff := cmp.Diff(15*time.Second, b.ceiling); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func FuzzParseTrailers(f *testing.F) {
+	f.Add("x\n\n" + state{"citation", revisionA, key("1")}.trailers())
+	f.Add("Fabrique-App: a\n\n\nFabrique-Revision: b")
+	f.Fuzz(func(t *testing.T, message string) {
+		s, ok := parseTrailers(message)
+		if !ok {
+			return
+		}
+		again, ok := parseTrailers("x\n\n" + s.trailers())
+		if !ok || again != s {
+			t.Fatalf("%+v became %+v", s, again)
+		}
+	})
+}
