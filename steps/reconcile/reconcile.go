@@ -247,7 +247,7 @@ func readRecords(ctx context.Context, dir string, o Options) ([]record.Record, [
 		found, err := record.ParseFile(file, blobs[i])
 		records = append(records, found...)
 		if err != nil {
-			broken = append(broken, Broken{Record: file, Error: err.Error(), ExitCode: step.ExitInvalid})
+			broken = append(broken, Broken{Record: file, Error: strings.ReplaceAll(err.Error(), "\n", "; "), ExitCode: step.ExitInvalid})
 		}
 	}
 	return records, broken, nil
