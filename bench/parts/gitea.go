@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 
 	"code.gitea.io/sdk/gitea"
 
+	"fabrique/bench/cache"
 	"fabrique/bench/tools"
 	"fabrique/steps/secret"
 )
@@ -80,34 +82,78 @@ func StartGitea(ctx context.Context) (*GiteaServer, error) {
 		}
 	}
 	g := &GiteaServer{URL: GiteaURL, bots: map[string]secret.Secret{}}
-	attr := func() *syscall.SysProcAttr {
-		return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
-	}
 	g.Process = &Process{
-		name:  "gitea",
-		args:  []string{filepath.Join(program, "gitea"), "web", "--config", config},
-		env:   []string{"GITEA_WORK_DIR=" + dir, "HOME=" + dir, "USER=nobody"},
-		attr:  attr,
+		name: "gitea",
+		args: []string{filepath.Join(program, "gitea"), "web", "--config", config},
+		env:  []string{"GITEA_WORK_DIR=" + dir, "HOME=" + dir, "USER=nobody"},
+		attr: func() *syscall.SysProcAttr {
+			return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+		},
 		probe: func(ctx context.Context) error { return probeHTTP(ctx, GiteaURL+"/api/v1/version") },
+	}
+	if err := g.emptyDatabase(ctx, t.Gitea, filepath.Join(dir, "data", databaseName), uid); err != nil {
+		return nil, err
 	}
 	if err := g.start(ctx); err != nil {
 		return nil, err
 	}
-	admin := exec.CommandContext(ctx, g.args[0], "--config", config, "admin", "user", "create", "--admin",
+	out, err := g.command(ctx, "admin", "user", "create", "--admin",
 		"--username", "root", "--email", "root@bench.invalid", "--random-password", "--must-change-password=false",
 		"--access-token", "--access-token-scopes", "all")
-	admin.Env = append(os.Environ(), g.env...)
-	admin.SysProcAttr = attr()
-	out, err := admin.CombinedOutput()
 	if err != nil {
-		return nil, fmt.Errorf("creating Gitea's administrator: %w\n%s", err, out)
+		return nil, fmt.Errorf("creating Gitea's administrator: %w", err)
 	}
-	token := tokenForm.FindString(string(out))
+	token := tokenForm.FindString(out)
 	if token == "" {
 		return nil, fmt.Errorf("creating Gitea's administrator: it printed no token")
 	}
 	g.AdminToken = secret.New(token)
 	return g, nil
+}
+
+const databaseName = "gitea.db"
+
+// emptyDatabase lays a database that has all tables and no content. Gitea takes
+// seconds to make one, so the cache keeps it. program is the cached program,
+// whose path changes with it.
+func (g *GiteaServer) emptyDatabase(ctx context.Context, program, path string, uid int) error {
+	kept, _, err := cache.Get(ctx, cache.Entry{
+		Name: "gitea-db",
+		Key:  cache.Key("1", program),
+		Make: func(ctx context.Context, dir string, _ io.Writer) error {
+			if _, err := g.command(ctx, "migrate"); err != nil {
+				return err
+			}
+			made, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(dir, databaseName), made, 0o644)
+		},
+	}, os.Stderr)
+	if err != nil {
+		return err
+	}
+	database, err := os.ReadFile(filepath.Join(kept, databaseName))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, database, 0o600); err != nil {
+		return err
+	}
+	return os.Chown(path, uid, -1)
+}
+
+// command runs one of Gitea's own commands, as the server's user.
+func (g *GiteaServer) command(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, g.args[0], append([]string{"--config", g.args[len(g.args)-1]}, args...)...)
+	cmd.Env = append(os.Environ(), g.env...)
+	cmd.SysProcAttr = g.attr()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("running gitea %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
 }
 
 var tokenForm = regexp.MustCompile(`\b[0-9a-f]{40}\b`)
@@ -133,7 +179,7 @@ LFS_START_SERVER = true
 
 [database]
 DB_TYPE = sqlite3
-PATH = %[1]s/data/gitea.db
+PATH = %[1]s/data/%[7]s
 SQLITE_JOURNAL_MODE = WAL
 SQLITE_TIMEOUT = 20000
 
@@ -182,7 +228,7 @@ PROVIDER = memory
 MODE = console
 LEVEL = Warn
 ROOT_PATH = %[1]s/data/log
-`, dir, program, os.Getenv(envAddr), giteaPort, GiteaURL, random)
+`, dir, program, os.Getenv(envAddr), giteaPort, GiteaURL, random, databaseName)
 }
 
 // Client gives an API client that authenticates with token.

@@ -236,6 +236,10 @@ func newInstance() (_ *instance, err error) {
 	if err := syscall.Flock(int(in.lock.Fd()), syscall.LOCK_EX); err != nil {
 		return nil, err
 	}
+	// A sweep that took the lock first saw a killed run's folder.
+	if _, err := os.Stat(in.lock.Name()); err != nil {
+		return nil, fmt.Errorf("another run removed it at once: %w; try again", err)
+	}
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return nil, err
 	}
