@@ -10,9 +10,12 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"fabrique/bench/parts"
 )
 
 func main() {
+	parts.Intercept()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	root := &cobra.Command{
 		Use:           "bench",
@@ -20,7 +23,7 @@ func main() {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(installCommand())
+	root.AddCommand(installCommand(), tryCommand(), stepsCommand())
 	err := root.ExecuteContext(ctx)
 	stop()
 	if err != nil {

@@ -43,13 +43,9 @@ func Main(m *testing.M) { Run(m.Run) }
 // the process with the code that it gives. Call it before starting goroutines or
 // opening files: what ran before it runs again inside.
 func Run(inside func() int) {
-	switch os.Getenv(envStage) {
-	case "":
+	Intercept()
+	if os.Getenv(envStage) == "" {
 		os.Exit(outer())
-	case stageInit:
-		os.Exit(initProcess())
-	case stageExec:
-		os.Exit(execProcess())
 	}
 	owner := os.Getenv(envStage) == stageInside
 	os.Setenv(envStage, stageNested)
@@ -61,6 +57,19 @@ func Run(inside func() int) {
 		}
 	}
 	os.Exit(code)
+}
+
+// Intercept ends the process here if it is one that this package started from
+// the program's own binary for a purpose of its own, whose arguments are not the
+// program's. A program that reads its arguments before it calls [Run] calls
+// Intercept first.
+func Intercept() {
+	switch os.Getenv(envStage) {
+	case stageInit:
+		os.Exit(initProcess())
+	case stageExec:
+		os.Exit(execProcess())
+	}
 }
 
 // Dir gives the instance's folder for temporary files, removed at the end.
