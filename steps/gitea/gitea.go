@@ -301,8 +301,9 @@ type Commit struct {
 }
 
 // History lists the newest commits of a branch that touch a file, at most 50,
-// newest first. A file without history gives none, a branch that does not exist
-// an error with exit code 1: Gitea answers 500.
+// newest first. A file without any gives [ErrNotFound]. An empty repository and a
+// branch that does not exist are errors with exit code 1: Gitea answers 409 and
+// 500, as for trouble of its own.
 func (c *Client) History(ctx context.Context, repo Repository, branch gitref.Branch, path gitref.Path) ([]Commit, error) {
 	what := fmt.Sprintf("listing the commits of the file %q on %s of %s", path, branch, repo)
 	owner, name := repo.split()
@@ -315,11 +316,7 @@ func (c *Client) History(ctx context.Context, repo Repository, branch gitref.Bra
 		SHA:         branch.Ref(), Path: string(path),
 	})
 	if err != nil {
-		err = c.failure(what, answer, err)
-		if errors.Is(err, ErrNotFound) || answer != nil && answer.StatusCode == http.StatusConflict {
-			return nil, nil // also an empty repository, which is a 409 here
-		}
-		return nil, err
+		return nil, c.failure(what, answer, err)
 	}
 	commits := make([]Commit, 0, len(list))
 	for _, item := range list {

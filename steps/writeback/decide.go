@@ -31,6 +31,10 @@ func (o Options) planDeploy(ctx context.Context, d Deployment) (plan, error) {
 	// The ancestry is asked while the history is still on its way.
 	ancestry := o.startAncestry(ctx, r.Revision, d.Revision)
 	commits, err := history()
+	if errors.Is(err, gitea.ErrNotFound) {
+		// It was there a moment ago.
+		err = step.Retryf("%w", err)
+	}
 	if err != nil {
 		return plan{}, err
 	}

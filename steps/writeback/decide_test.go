@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"fabrique/steps/gitea"
 	"fabrique/steps/gitref"
 	"fabrique/steps/record"
@@ -89,15 +87,14 @@ func TestSettled(t *testing.T) {
 
 func TestBackoff(t *testing.T) {
 	b := newBackoff()
-	for range 20 {
-		before := b.ceiling
-		pause := b.next(time.Second)
-		if pause <= 0 || pause > 17*time.Second || b.ceiling < before {
-			t.Fatalf("pause %s with a ceiling of %s", pause, b.ceiling)
+	for i := range 20 {
+		ceiling := min(firstPause<<(i+1), longestPause/4)
+		if pause := b.next(0); pause < ceiling/10 || pause > ceiling+ceiling/10 {
+			t.Errorf("attempt %d: %s with a ceiling of %s", i, pause, ceiling)
 		}
 	}
-	if diff := cmp.Diff(15*time.Second, b.ceiling); diff != "" {
-		t.Error(diff)
+	if pause := b.next(time.Hour); pause < longestPause/10 || pause > longestPause+longestPause/10 {
+		t.Errorf("after a slow write: %s", pause)
 	}
 }
 

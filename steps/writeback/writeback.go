@@ -227,15 +227,23 @@ func (o Options) find(content []byte) (record.Record, error) {
 		o.Record, o.Apps, o.App, record.AnnotationContext)
 }
 
-// backoff spaces attempts out: at random, doubling, and by the time that a
-// write takes, as a busy server needs more room.
-type backoff struct{ ceiling time.Duration }
+// backoff spaces attempts out: by chance, up to a ceiling that doubles with each
+// attempt and is never below four times what the last write took. Writers of one
+// repository get in each other's way for as long as a write takes, and a busy
+// server makes that longer.
+type backoff struct{ doubling time.Duration }
 
-func newBackoff() *backoff { return &backoff{100 * time.Millisecond} }
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 30 * time.Second
+)
+
+func newBackoff() *backoff { return &backoff{firstPause} }
 
 func (b *backoff) next(took time.Duration) time.Duration {
-	b.ceiling = min(max(2*b.ceiling, took), 15*time.Second)
-	return b.ceiling/10 + rand.N(b.ceiling)
+	b.doubling = min(2*b.doubling, longestPause/4)
+	ceiling := min(max(b.doubling, 4*took), longestPause)
+	return ceiling/10 + rand.N(ceiling)
 }
 
 // missing explains why there is no record, with exit code 2, or gives nil if one
