@@ -44,6 +44,9 @@ func build(t *testing.T, base baseimage.Base, folder, image string) string {
 		t.Fatalf("building %s: %v\n%s", folder, err, out)
 	}
 	t.Logf("built %s in %v", folder, time.Since(start))
+	if testing.Verbose() {
+		t.Logf("%s", out)
+	}
 	text, err := os.ReadFile(metadata)
 	if err != nil {
 		t.Fatal(err)
