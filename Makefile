@@ -1,14 +1,53 @@
-# All targets need root, Go and Debian; make install-bench brings the rest.
-.DEFAULT_GOAL := help
+# Needs Go, make and, for all but build, root on a Debian machine: the real parts
+# (Gitea, registry, buildkitd, runc) run in namespaces of their own.
 
-help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+GO       ?= go
+VERSION  ?= $(shell git describe --always --dirty 2>/dev/null || echo devel)
+FUZZTIME ?= 10s
 
-install-bench: ## Install packages, build the tools, make the base images; minutes the first time, then nothing
-	go run ./bench install
+.PHONY: help
+help: ## Show this
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | column -t -s '	'
 
-test: install-bench ## Run all tests, against the real parts
-	go vet ./...
-	go test ./...
+.PHONY: build
+build: ## Build all programs into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/...
+	$(GO) build -trimpath -o bin/ ./bench
 
-.PHONY: help install-bench test
+.PHONY: install
+install: build ## Install Debian packages, build the tools and make the base images, once
+	bin/bench install
+
+.PHONY: try
+try: install ## Show it all: git push, build, digest written back, image running
+	bin/bench try
+
+.PHONY: test
+test: verify install ## Run every check and test against the real parts
+	$(GO) test -race -timeout 40m ./...
+
+.PHONY: verify
+verify: ## Check formatting, vet and the module file
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo 'run gofmt -w on these files'; exit 1; }
+	$(GO) vet ./...
+	$(GO) mod tidy -diff
+
+.PHONY: golden
+golden: install ## Write the golden files anew; look at the diff
+	$(GO) test ./steps/record ./manifests/... -update
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME
+	@set -e; for package in $$($(GO) list ./steps/... ./manifests/...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$package | grep ^Fuzz || true); do \
+	    $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package; \
+	  done; \
+	done
+
+.PHONY: bench-steps
+bench-steps: install ## Measure the steps against git, buildctl and curl
+	bin/bench bench-steps
+
+.PHONY: clean
+clean: ## Remove bin/ (the tools' cache stays: see FABRIQUE_BENCH_CACHE in README)
+	rm -rf bin
