@@ -35,7 +35,7 @@ func debianImage(ctx context.Context, progress io.Writer) (cache.Entry, error) {
 		{name: "etc/dpkg/dpkg.cfg.d/bench", mode: 0o644, text: []byte("force-unsafe-io\n")},
 		{name: "etc/apt/apt.conf.d/bench", mode: 0o644, text: []byte("Acquire::Languages \"none\";\n")},
 		{name: "etc/apt/sources.list.d/debian.sources", mode: 0o644, text: []byte(debian.Deb822(sources))},
-		{name: "etc/pip.conf", mode: 0o644, text: []byte(debian.PipConfig(ctx))},
+		{name: "etc/pip.conf", mode: 0o644, text: []byte(debian.PipConfig())},
 		{name: "etc/ssl/certs/", mode: 0o755},
 		{name: strings.TrimPrefix(debian.CABundle, "/"), mode: 0o644, text: bundle},
 	}

@@ -2,12 +2,10 @@ package debian
 
 import (
 	"bytes"
-	"context"
 	"encoding/pem"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -61,29 +59,52 @@ func certificates(text []byte) []*pem.Block {
 }
 
 // PipConfig gives a pip.conf for an image, with the index that the machine's own
-// pip is configured for. Without pip or configuration it only names the
-// CA bundle.
-func PipConfig(ctx context.Context) string {
-	// Its absence is normal: a fresh Debian has no pip.
-	out, _ := exec.CommandContext(ctx, "pip", "config", "list").Output()
-	return pipConfig(string(out))
+// pip is configured for, and the CA bundle.
+func PipConfig() string {
+	// Where pip looks, the first wins (pip's user guide, "Configuration"). pip
+	// itself takes a second to say, and a fresh Debian has none.
+	files := []string{os.Getenv("PIP_CONFIG_FILE")}
+	if home, err := os.UserHomeDir(); err == nil {
+		files = append(files, filepath.Join(home, ".config/pip/pip.conf"), filepath.Join(home, ".pip/pip.conf"))
+	}
+	files = append(files, "/etc/xdg/pip/pip.conf", "/etc/pip.conf")
+	var texts []string
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil {
+			texts = append(texts, string(text))
+		}
+	}
+	return pipConfig(os.Getenv, texts)
 }
 
-func pipConfig(list string) string {
+func pipConfig(getenv func(string) string, texts []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[global]\ncert = %s\n", CABundle)
-	seen := map[string]bool{}
-	// "global.index-url='https://…'"; the environment (":env:.") comes first and wins.
-	for line := range strings.Lines(list) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		name := key[strings.LastIndex(key, ".")+1:]
-		switch name {
-		case "index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout":
-			if !seen[name] {
-				seen[name] = true
-				fmt.Fprintf(&b, "%s = %s\n", name, strings.Trim(value, `'"`))
-			}
+	for _, name := range []string{"index-url", "extra-index-url", "trusted-host", "timeout"} {
+		value := getenv("PIP_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_")))
+		for i := 0; i < len(texts) && value == ""; i++ {
+			value = pipSetting(texts[i], name)
+		}
+		if value != "" {
+			fmt.Fprintf(&b, "%s = %s\n", name, value)
 		}
 	}
 	return b.String()
+}
+
+// pipSetting finds a setting of all commands or of "pip install".
+func pipSetting(text, name string) string {
+	section := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			section = strings.Trim(line, "[] ")
+			continue
+		}
+		key, value, ok := strings.Cut(line, "=")
+		if ok && (section == "global" || section == "install") && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
 }
