@@ -11,8 +11,10 @@ import (
 
 	"fabrique/steps/build"
 	"fabrique/steps/buildarg"
+	"fabrique/steps/config"
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
+	"fabrique/steps/record"
 	"fabrique/steps/step"
 )
 
@@ -26,12 +28,12 @@ revision>. A tag that the registry already has, built from the same revision, is
     --context dataops/citation-dagster --image registry:80/citation --revision 7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210`,
 		Timeout: time.Hour, Required: []string{"address", "dir", "context", "image", "revision"},
 		Flags: func(f *pflag.FlagSet) {
-			f.StringVar(&o.Address, "address", "", "buildkitd: unix:///path or tcp://host:port")
+			step.Var(f, &o.Address, "address", "buildkitd: unix:///path or tcp://host:port", config.ParseBuilderAddress)
 			f.StringVar(&o.Dir, "dir", "", "the clone's files, clone-at-sha's \"path\"")
 			step.Var(f, &o.Context, "context", "folder of the app in the repository", gitref.ParsePath)
 			step.Var(f, &o.Dockerfile, "dockerfile", "path in the context (default Dockerfile)", gitref.ParsePath)
 			step.Var(f, &o.BuildArgs, "build-args", "KEY=value,KEY2=value; no secrets", buildarg.Parse)
-			f.StringVar(&o.Target, "target", "", "stage to build (default: the last)")
+			step.Var(f, &o.Target, "target", "stage to build (default: the last)", record.ParseTarget)
 			step.Var(f, &o.Repository, "image", "registry:port/name, without a tag", image.ParseRepository)
 			step.Var(f, &o.Revision, "revision", "full commit id that the clone holds", gitref.ParseRevision)
 			step.Var(f, &o.SourceKey, "source-key", "source key of the app at the revision", gitref.ParseSourceKey)

@@ -160,8 +160,11 @@ func solve(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	}, watch)
 	seen := wait()
 	result := Result{Image: tag, Cached: seen.cached(), Total: seen.total()}
+	for _, problem := range seen.cache {
+		log.Warn("going on without the registry cache", "problem", problem)
+	}
 	if err != nil {
-		return result, classify(ctx, o, seen, err)
+		return result, classify(ctx, o, seen, redact, err)
 	}
 	pushed, err := image.ParseDigest(response.ExporterResponse[exptypes.ExporterImageDigestKey])
 	if err != nil {
@@ -175,10 +178,12 @@ func solve(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 // frontendAttrs gives the Dockerfile frontend its settings.
 func frontendAttrs(log *slog.Logger, src source, o Options) (map[string]string, error) {
 	attrs := map[string]string{
-		"filename":                      src.dockerfileName,
-		"platform":                      string(o.Platform),
-		"label:" + image.LabelRevision:  string(o.Revision),
-		"label:" + image.LabelSourceKey: string(o.SourceKey),
+		"filename":                     src.dockerfileName,
+		"platform":                     string(o.Platform),
+		"label:" + image.LabelRevision: string(o.Revision),
+	}
+	if o.SourceKey != "" {
+		attrs["label:"+image.LabelSourceKey] = string(o.SourceKey)
 	}
 	if o.Target != "" {
 		attrs["target"] = o.Target

@@ -11,7 +11,6 @@ import (
 	"github.com/moby/buildkit/util/grpcerrors"
 	"google.golang.org/grpc/codes"
 
-	"fabrique/steps/secret"
 	"fabrique/steps/step"
 )
 
@@ -26,17 +25,23 @@ var (
 		"no space left on device", "500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable",
 		"504 Gateway", "429 Too Many Requests", "failed to push", "failed to do request",
 	}
+	// What a Dockerfile may not ask for, or does not say right. Errors with a
+	// place in the Dockerfile need no phrase.
+	sourceFailed = []string{
+		"dockerfile parse error", "failed to read dockerfile", "target stage",
+		"security.insecure is not allowed", "network.host is not allowed", "device is not allowed",
+	}
 	// A registry that speaks HTTP, met with HTTPS.
 	notHTTPS = []string{"server gave HTTP response to HTTPS client", "first record does not look like a TLS handshake"}
 )
 
 // classify gives a failed build its exit code and a message that shows the last
 // lines of the build step that failed.
-func classify(ctx context.Context, o Options, s seen, err error) error {
+func classify(ctx context.Context, o Options, s seen, redact func(string) string, err error) error {
 	if ctx.Err() != nil {
 		return step.Retryf("cut off: %w", context.Cause(ctx))
 	}
-	said := secret.RedactURLs(err.Error())
+	said := redact(err.Error())
 	has := func(phrases []string) bool {
 		return slices.ContainsFunc(phrases, func(p string) bool { return strings.Contains(said, p) })
 	}
@@ -50,10 +55,13 @@ func classify(ctx context.Context, o Options, s seen, err error) error {
 		return step.Retryf("the builder at %s cannot be reached: %s; is buildkitd running there?", o.Address, said)
 	case code == codes.Unavailable, code == codes.Canceled, errors.Is(err, context.Canceled):
 		return step.Retryf("the builder at %s went away: %s", o.Address, said)
+	case strings.Contains(said, "failed to push") && has([]string{"401 Unauthorized", "403 Forbidden"}):
+		return step.Invalidf("the registry refuses the builder's push: %s", s.explain(said))
+	case strings.Contains(said, syntaxArgument+" = ") && strings.HasSuffix(said, ": not found"):
+		return step.Invalidf("the frontend that builder.frontends names is not there; push it, or correct its name: %s", s.explain(said))
 	case has(outsideFailed):
 		return step.Retryf("%s", s.explain(said))
-	case len(solvererrdefs.Sources(err)) > 0, code == codes.InvalidArgument, code == codes.NotFound,
-		strings.Contains(said, "dockerfile parse error"), strings.Contains(said, "failed to read dockerfile"), strings.Contains(said, "target stage"):
+	case len(solvererrdefs.Sources(err)) > 0, code == codes.InvalidArgument, code == codes.NotFound, has(sourceFailed):
 		return step.Sourcef("%s", s.explain(said))
 	}
 	return fmt.Errorf("%s", s.explain(said))
@@ -61,9 +69,10 @@ func classify(ctx context.Context, o Options, s seen, err error) error {
 
 // explain adds what the failed build step printed last.
 func (s seen) explain(said string) string {
-	lines := s.output[s.failed]
-	if s.failed == "" || len(lines) == 0 {
-		return said
+	for _, failed := range s.failed {
+		if lines := s.output[failed]; len(lines) > 0 {
+			return said + "; its last output:\n    " + strings.Join(lines, "\n    ")
+		}
 	}
-	return said + "; its last output:\n    " + strings.Join(lines, "\n    ")
+	return said
 }

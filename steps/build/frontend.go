@@ -3,11 +3,13 @@ package build
 import (
 	"log/slog"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 
+	"fabrique/steps/image"
 	"fabrique/steps/step"
 )
 
@@ -17,6 +19,9 @@ import (
 // that is not listed is refused; left alone, BuildKit would also try to fetch
 // it from a public registry.
 type Frontends map[string]string
+
+// syntaxArgument makes BuildKit take another frontend than the Dockerfile names.
+const syntaxArgument = "build-arg:BUILDKIT_SYNTAX"
 
 // Builtin stands for the Dockerfile frontend that buildkitd contains.
 const Builtin = "builtin"
@@ -30,16 +35,31 @@ func ParseFrontends(s string) (Frontends, error) {
 	frontends := Frontends{}
 	for pair := range strings.SplitSeq(s, ",") {
 		name, replacement, ok := strings.Cut(strings.TrimSpace(pair), "=")
-		if !ok || name == "" || replacement == "" {
+		if !ok || !frontendForm.MatchString(name) {
 			return nil, step.Invalidf("parsing the frontend %q: want name=builtin or name=registry:80/replacement:tag", pair)
+		}
+		if name = frontendName(name); frontends[name] != "" {
+			return nil, step.Invalidf("parsing the frontend %q: the name %q is given twice; keep one", pair, name)
+		}
+		if replacement != Builtin {
+			repository, _, _ := strings.Cut(replacement, "@")
+			if _, err := image.ParseRepository(untagged(repository)); err != nil {
+				return nil, step.Invalidf("parsing the frontend %q: want %s, or an image in a registry named with its port: %w", pair, Builtin, err)
+			}
 		}
 		frontends[name] = replacement
 	}
 	return frontends, nil
 }
 
+var frontendForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@/-]{0,254}$`)
+
 // choose settles which frontend reads the Dockerfile.
 func (f Frontends) choose(log *slog.Logger, src source, attrs map[string]string) error {
+	// With this attribute set BuildKit does not look for a syntax line itself,
+	// whatever its version takes for one.
+	const noSyntaxLine = "cmdline"
+	attrs[noSyntaxLine] = "dockerfile.v0"
 	named, _, where, ok := parser.DetectSyntax(src.dockerfile)
 	if !ok {
 		return nil
@@ -57,11 +77,9 @@ func (f Frontends) choose(log *slog.Logger, src source, attrs map[string]string)
 	case !ok:
 		return step.Sourcef("reading %s:%d: it asks for the frontend %q, which is not allowed here; remove the \"# syntax=\" line, or list the frontend under builder.frontends (allowed: %s)",
 			src.display, line, named, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
-	case replacement == Builtin:
-		// With this attribute set BuildKit does not look for a syntax line.
-		attrs["cmdline"] = "dockerfile.v0"
-	default:
-		attrs["build-arg:BUILDKIT_SYNTAX"] = replacement
+	case replacement != Builtin:
+		delete(attrs, noSyntaxLine)
+		attrs[syntaxArgument] = replacement
 	}
 	log.Info("replacing the frontend", "asked", named, "used", replacement)
 	return nil
@@ -71,11 +89,16 @@ func (f Frontends) choose(log *slog.Logger, src source, attrs map[string]string)
 // that all spellings of one image are one.
 func frontendName(ref string) string {
 	ref, _, _ = strings.Cut(ref, "@")
-	if slash, colon := strings.LastIndex(ref, "/"), strings.LastIndex(ref, ":"); colon > slash {
-		ref = ref[:colon]
-	}
+	ref = untagged(ref)
 	for _, prefix := range []string{"docker.io/", "index.docker.io/", "registry-1.docker.io/"} {
 		ref = strings.TrimPrefix(ref, prefix)
+	}
+	return ref
+}
+
+func untagged(ref string) string {
+	if slash, colon := strings.LastIndex(ref, "/"), strings.LastIndex(ref, ":"); colon > slash {
+		return ref[:colon]
 	}
 	return ref
 }

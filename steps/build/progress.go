@@ -1,10 +1,13 @@
 package build
 
 import (
+	"bytes"
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/moby/buildkit/client"
 	"github.com/moby/buildkit/util/progress/progressui"
@@ -17,7 +20,8 @@ import (
 type seen struct {
 	steps  map[digest.Digest]*client.Vertex
 	output map[digest.Digest][]string // last lines, by build step
-	failed digest.Digest              // the build step that failed first
+	failed []digest.Digest            // the build steps that failed, in order
+	cache  []string                   // what went wrong with the registry cache
 }
 
 // tail is how many lines of a build step's output an error shows.
@@ -33,11 +37,17 @@ func newWatch(w io.Writer, redact func(string) string) (chan *client.SolveStatus
 	var running sync.WaitGroup
 	running.Go(func() {
 		defer close(show)
+		held := held{}
 		for status := range in {
+			held.complete(status)
 			clean(status, redact)
 			s.add(status)
 			show <- status
 		}
+		rest := held.rest()
+		clean(rest, redact)
+		s.add(rest)
+		show <- rest
 	})
 	running.Go(func() {
 		display, err := newDisplay(w)
@@ -60,6 +70,54 @@ func newDisplay(w io.Writer) (progressui.Display, error) {
 	return progressui.NewDisplay(w, progressui.PlainMode)
 }
 
+// held keeps the beginnings of lines, by build step and stream: the output comes
+// in pieces, and a secret could lie across two of them.
+type held map[stream][]byte
+
+type stream struct {
+	step   digest.Digest
+	number int
+}
+
+// longestLine is when a line is shown before its end has come, in bytes.
+const longestLine = 1 << 20
+
+// complete makes the status's output end with the ends of lines, or of a build
+// step.
+func (h held) complete(status *client.SolveStatus) {
+	for _, l := range status.Logs {
+		key := stream{l.Vertex, l.Stream}
+		data := append(h[key], l.Data...)
+		end := bytes.LastIndexAny(data, "\r\n") + 1
+		if len(data)-end > longestLine {
+			end = len(data)
+		}
+		l.Data, h[key] = data[:end:end], data[end:]
+	}
+	status.Logs = slices.DeleteFunc(status.Logs, func(l *client.VertexLog) bool { return len(l.Data) == 0 })
+	for _, v := range status.Vertexes {
+		if v.Completed != nil {
+			h.release(status, func(s stream) bool { return s.step == v.Digest })
+		}
+	}
+}
+
+// rest gives what is still held when the build is over.
+func (h held) rest() *client.SolveStatus {
+	status := &client.SolveStatus{}
+	h.release(status, func(stream) bool { return true })
+	return status
+}
+
+func (h held) release(status *client.SolveStatus, which func(stream) bool) {
+	for key, data := range h {
+		if which(key) && len(data) > 0 {
+			status.Logs = append(status.Logs, &client.VertexLog{Vertex: key.step, Stream: key.number, Data: data, Timestamp: time.Now()})
+			delete(h, key)
+		}
+	}
+}
+
 // clean takes secrets out of everything that will be shown.
 func clean(status *client.SolveStatus, redact func(string) string) {
 	for _, v := range status.Vertexes {
@@ -76,8 +134,12 @@ func clean(status *client.SolveStatus, redact func(string) string) {
 func (s *seen) add(status *client.SolveStatus) {
 	for _, v := range status.Vertexes {
 		s.steps[v.Digest] = v
-		if v.Error != "" && s.failed == "" && !strings.Contains(v.Error, "context canceled") {
-			s.failed = v.Digest
+		switch {
+		case v.Error == "" || strings.Contains(v.Error, "context canceled"):
+		case strings.HasPrefix(v.Name, "importing cache manifest"), strings.HasPrefix(v.Name, "exporting cache"):
+			s.cache = append(s.cache, v.Name+": "+v.Error)
+		default:
+			s.failed = append(s.failed, v.Digest)
 		}
 	}
 	for _, l := range status.Logs {

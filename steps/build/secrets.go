@@ -3,6 +3,7 @@ package build
 import (
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/moby/buildkit/session"
@@ -27,13 +28,16 @@ func ParseSecrets(s string) (Secrets, error) {
 		if !ok || !secretID.MatchString(id) || file == "" {
 			return nil, step.Invalidf("parsing the build secrets: want id=file, the id of letters, digits and ._- (the content is never given here)")
 		}
+		if _, twice := secrets[id]; twice {
+			return nil, step.Invalidf("parsing the build secrets: the id %q is given twice; keep one", id)
+		}
 		secrets[id] = file
 	}
 	return secrets, nil
 }
 
 // load offers the files to the build, and gives a function that takes their
-// lines, and the user information of URLs, out of the build's output.
+// content, and the user information of URLs, out of the build's output.
 func (s Secrets) load() ([]session.Attachable, func(string) string, error) {
 	var sources []secretsprovider.Source
 	var content []secret.Secret
@@ -42,10 +46,8 @@ func (s Secrets) load() ([]session.Attachable, func(string) string, error) {
 		if err != nil {
 			return nil, nil, step.Invalidf("reading the build secret %q: %w", id, err)
 		}
-		for line := range strings.Lines(string(raw)) {
-			if line = strings.TrimSpace(line); line != "" {
-				content = append(content, secret.New(line))
-			}
+		for _, text := range confidential(string(raw)) {
+			content = append(content, secret.New(text))
 		}
 		sources = append(sources, secretsprovider.Source{ID: id, FilePath: file})
 	}
@@ -63,4 +65,31 @@ func (s Secrets) load() ([]session.Attachable, func(string) string, error) {
 		return nil, nil, step.Invalidf("reading the build secrets: %w", err)
 	}
 	return []session.Attachable{secretsprovider.NewSecretProvider(store)}, redact, nil
+}
+
+// Shorter texts are no secrets, and to mask them would make the output
+// unreadable: the brackets of a JSON file, the words of a netrc file.
+const (
+	shortestLine = 4
+	shortestWord = 8
+)
+
+// confidential lists what of a secret file must not be shown: its lines, and
+// the words in them, as a program may print only the password of a file that
+// also holds a user's name. The longest come first, so that none is masked in
+// part.
+func confidential(content string) []string {
+	var texts []string
+	for line := range strings.Lines(content) {
+		if line = strings.TrimSpace(line); len(line) >= shortestLine {
+			texts = append(texts, line)
+		}
+		for _, word := range strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" \t\"',:=;", r) }) {
+			if len(word) >= shortestWord {
+				texts = append(texts, word)
+			}
+		}
+	}
+	slices.SortFunc(texts, func(a, b string) int { return len(b) - len(a) })
+	return slices.Compact(texts)
 }
