@@ -38,7 +38,7 @@ import (
 // Limits of one request.
 const (
 	maxAnswer      = 16 << 20 // bytes
-	requestTimeout = time.Minute
+	requestTimeout = 2 * time.Minute
 	historyLength  = 50 // commits that [Client.History] asks for
 )
 

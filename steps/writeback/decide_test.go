@@ -88,7 +88,7 @@ func TestSettled(t *testing.T) {
 func TestBackoff(t *testing.T) {
 	b := newBackoff()
 	for i := range 20 {
-		ceiling := min(firstPause<<(i+1), longestPause/4)
+		ceiling := min(firstPause<<(i+1), longestDoubling)
 		if pause := b.next(0); pause < ceiling/10 || pause > ceiling+ceiling/10 {
 			t.Errorf("attempt %d: %s with a ceiling of %s", i, pause, ceiling)
 		}

@@ -135,79 +135,104 @@ func (p plan) writes() bool { return p.change != (record.Change{}) }
 // loop reads, decides and writes until it is done.
 func (o Options) loop(ctx context.Context, log *slog.Logger, decide func(context.Context) (plan, error)) (Result, error) {
 	deadline := time.Now().Add(o.MaxWait)
+	a := attempts{Options: o, decide: decide, patience: 5}
+	wait := newBackoff()
 	result := Result{App: o.App}
-	var sent []byte // the last write that may have been made
-	var intended plan
-	for wait := newBackoff(); ; result.Attempts++ {
-		p, err := decide(ctx)
-		if err == nil && sent != nil && bytes.Equal(p.read.Content, sent) {
-			// The answer was lost, the commit was not.
-			return o.finish(log, result, intended, sent, p.read.LastCommit)
-		}
-		took := time.Duration(0)
+	for {
+		result.Attempts++
+		done, took, err := a.next(ctx)
 		if err == nil {
-			if !p.writes() {
-				return o.finish(log, result, p, p.read.Content, "")
-			}
-			var after []byte
-			if after, err = record.Apply(string(o.Record), p.base, o.App, p.change); err != nil {
-				return result, err
-			}
-			if p.read.SHA != "" && bytes.Equal(after, p.read.Content) {
-				p.outcome, p.reason = Unchanged, "the record says so already"
-				return o.finish(log, result, p, after, "")
-			}
-			var message string
-			if message, err = o.message(p, after); err != nil {
-				return result, err
-			}
-			started := time.Now()
-			var commit string
-			commit, err = o.Writer.WriteFile(ctx, o.Apps, o.AppsBranch, gitea.Write{
-				Path: o.Record, Content: after, SHA: p.read.SHA, Message: message, Author: o.Author,
-			})
-			if err == nil {
-				return o.finish(log, result, p, after, commit)
-			}
-			took = time.Since(started)
-			sent, intended = after, p
-			if errors.Is(err, gitea.ErrNotFound) {
-				// The record or its branch went away; reading again says which.
-				err = step.Retryf("%w", err)
-			}
+			return o.report(log, result, done)
 		}
 		if step.ExitCode(err) != step.ExitRetry || ctx.Err() != nil {
-			result.Attempts++
 			return result, err
 		}
 		pause := wait.next(took)
 		if time.Now().Add(pause).After(deadline) {
-			result.Attempts++
 			return result, step.Retryf("bringing the record %q of %s up to date: giving up after %d attempts in %s (--max-wait): %w",
 				o.Record, o.Apps, result.Attempts, o.MaxWait, err)
 		}
-		log.Warn("reading the record again", "app", o.App, "attempt", result.Attempts+1, "pause", pause.Round(time.Millisecond), "because", err.Error())
+		log.Warn("reading the record again", "app", o.App, "attempt", result.Attempts, "pause", pause.Round(time.Millisecond), "because", err.Error())
 		select {
 		case <-ctx.Done():
-			result.Attempts++
 			return result, step.Retryf("bringing the record %q of %s up to date: %w", o.Record, o.Apps, err)
 		case <-time.After(pause):
 		}
 	}
 }
 
-// finish reports the record as it is now.
-func (o Options) finish(log *slog.Logger, result Result, p plan, content []byte, commit string) (Result, error) {
-	result.Attempts++
-	result.Result, result.Reason, result.Commit = p.outcome, p.reason, commit
-	if len(content) > 0 {
-		now, err := o.find(content)
+// attempts is what one attempt must know of those before it.
+type attempts struct {
+	Options
+	decide   func(context.Context) (plan, error)
+	patience int // how often to let others go first on a busy server
+
+	// The last write, which may have been made whatever Gitea answered.
+	sent     []byte
+	intended plan
+}
+
+// done is the end of the attempts.
+type done struct {
+	plan
+	content []byte // of the record now; nil if there is none
+	commit  string // made by us, else empty
+}
+
+// next reads, decides and writes once. On an error it also gives the time that
+// the last request took.
+func (a *attempts) next(ctx context.Context) (done, time.Duration, error) {
+	started := time.Now()
+	p, err := a.decide(ctx)
+	took := time.Since(started)
+	switch {
+	case err != nil:
+		return done{}, took, err
+	case a.sent != nil && bytes.Equal(p.read.Content, a.sent):
+		return done{a.intended, a.sent, p.read.LastCommit}, 0, nil // the answer was lost, the commit was not
+	case !p.writes():
+		return done{p, p.read.Content, ""}, 0, nil
+	case took > busy && a.patience > 0:
+		// Many writers at once make each other fail. Those that wait may find
+		// that nothing is left for them to write.
+		a.patience--
+		return done{}, took, step.Retryf("reading the record %q of %s: Gitea is busy, it took %s", a.Record, a.Apps, took.Round(time.Millisecond))
+	}
+	after, err := record.Apply(string(a.Record), p.base, a.App, p.change)
+	if err != nil {
+		return done{}, 0, err
+	}
+	if p.read.SHA != "" && bytes.Equal(after, p.read.Content) {
+		p.outcome, p.reason = Unchanged, "the record says so already"
+		return done{p, after, ""}, 0, nil
+	}
+	message, err := a.message(p, after)
+	if err != nil {
+		return done{}, 0, err
+	}
+	a.sent, a.intended = after, p
+	started = time.Now()
+	commit, err := a.Writer.WriteFile(ctx, a.Apps, a.AppsBranch, gitea.Write{
+		Path: a.Record, Content: after, SHA: p.read.SHA, Message: message, Author: a.Author,
+	})
+	if errors.Is(err, gitea.ErrNotFound) {
+		// The record or its branch went away; reading again says which.
+		err = step.Retryf("%w", err)
+	}
+	return done{p, after, commit}, time.Since(started), err
+}
+
+// report gives the record as it is now.
+func (o Options) report(log *slog.Logger, result Result, d done) (Result, error) {
+	result.Result, result.Reason, result.Commit = d.outcome, d.reason, d.commit
+	if len(d.content) > 0 {
+		now, err := o.find(d.content)
 		if err != nil {
 			return result, err
 		}
 		result.Revision, result.Digest = now.Revision, now.Digest
 	}
-	log.Info(result.Result, "app", o.App, "revision", result.Revision, "reason", result.Reason, "commit", commit, "attempts", result.Attempts)
+	log.Info(result.Result, "app", o.App, "revision", result.Revision, "reason", result.Reason, "commit", result.Commit, "attempts", result.Attempts)
 	return result, nil
 }
 
@@ -228,20 +253,22 @@ func (o Options) find(content []byte) (record.Record, error) {
 }
 
 // backoff spaces attempts out: by chance, up to a ceiling that doubles with each
-// attempt and is never below four times what the last write took. Writers of one
-// repository get in each other's way for as long as a write takes, and a busy
+// attempt and is never below four times what the last request took. Writers of
+// one repository get in each other's way for as long as a write takes, and a busy
 // server makes that longer.
 type backoff struct{ doubling time.Duration }
 
 const (
-	firstPause   = 100 * time.Millisecond
-	longestPause = 30 * time.Second
+	firstPause      = 100 * time.Millisecond
+	longestDoubling = 8 * time.Second
+	longestPause    = time.Minute
+	busy            = time.Second // a read that takes longer means that many want to write
 )
 
 func newBackoff() *backoff { return &backoff{firstPause} }
 
 func (b *backoff) next(took time.Duration) time.Duration {
-	b.doubling = min(2*b.doubling, longestPause/4)
+	b.doubling = min(2*b.doubling, longestDoubling)
 	ceiling := min(max(b.doubling, 4*took), longestPause)
 	return ceiling/10 + rand.N(ceiling)
 }
