@@ -122,6 +122,7 @@ type TreeEntry struct {
 	Mode string // "040000" folder, "100644" file, "120000" link, "160000" submodule
 	ID   string // the object's id
 	Path string
+	Size int64 // of a file or link in bytes, from [Repository.Tree] only
 }
 
 // Modes of a [TreeEntry].
@@ -151,7 +152,7 @@ func (r *Repository) Entries(ctx context.Context, revision gitref.Revision, path
 			if err != nil {
 				return nil, err
 			}
-			found[p] = TreeEntry{ModeFolder, strings.TrimSpace(string(id)), "."}
+			found[p] = TreeEntry{Mode: ModeFolder, ID: strings.TrimSpace(string(id)), Path: "."}
 			continue
 		}
 		named = append(named, string(p))
@@ -178,9 +179,10 @@ func (r *Repository) Entries(ctx context.Context, revision gitref.Revision, path
 	return found, nil
 }
 
-// Tree lists everything below folder in the revision's tree.
+// Tree lists everything below folder in the revision's tree, with sizes: the
+// objects' own, before any conversion of line ends.
 func (r *Repository) Tree(ctx context.Context, revision gitref.Revision, folder gitref.Path) ([]TreeEntry, error) {
-	args := []string{"ls-tree", "-r", "-z", "--full-tree", string(revision)}
+	args := []string{"ls-tree", "-r", "-l", "-z", "--full-tree", string(revision)}
 	if folder != "." {
 		args = append(args, "--", string(folder)+"/")
 	}
@@ -199,10 +201,18 @@ func parseTree(out []byte) ([]TreeEntry, error) {
 		}
 		meta, path, ok := strings.Cut(line, "\t")
 		fields := strings.Fields(meta)
-		if !ok || len(fields) != 3 {
+		if !ok || len(fields) < 3 || len(fields) > 4 {
 			return nil, fmt.Errorf("reading git's list of files: unexpected line %q", line)
 		}
-		entries = append(entries, TreeEntry{Mode: fields[0], ID: fields[2], Path: path})
+		e := TreeEntry{Mode: fields[0], ID: fields[2], Path: path}
+		if len(fields) == 4 && fields[3] != "-" { // "-" for what is no file
+			size, err := strconv.ParseUint(fields[3], 10, 63)
+			if err != nil {
+				return nil, fmt.Errorf("reading git's list of files: unexpected line %q", line)
+			}
+			e.Size = int64(size)
+		}
+		entries = append(entries, e)
 	}
 	return entries, nil
 }

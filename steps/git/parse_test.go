@@ -21,12 +21,17 @@ func TestParseTree(t *testing.T) {
 		"empty": {"", nil, ""},
 		"kinds": {
 			"040000 tree aa\tdir\x00100644 blob bb\tfile\x00120000 blob cc\tlink\x00160000 commit dd\tmodule\x00",
-			[]TreeEntry{{"040000", "aa", "dir"}, {"100644", "bb", "file"}, {"120000", "cc", "link"}, {"160000", "dd", "module"}}, "",
+			[]TreeEntry{{"040000", "aa", "dir", 0}, {"100644", "bb", "file", 0}, {"120000", "cc", "link", 0}, {"160000", "dd", "module", 0}}, "",
 		},
 		"names": {
 			"100644 blob aa\ta\tb\nc\x00100644 blob aa\t -x\"\xff \x00",
-			[]TreeEntry{{"100644", "aa", "a\tb\nc"}, {"100644", "aa", " -x\"\xff "}}, "",
+			[]TreeEntry{{"100644", "aa", "a\tb\nc", 0}, {"100644", "aa", " -x\"\xff ", 0}}, "",
 		},
+		"sizes": {
+			"100644 blob aa    1234\tfile\x00160000 commit bb       -\tmodule\x00",
+			[]TreeEntry{{"100644", "aa", "file", 1234}, {"160000", "bb", "module", 0}}, "",
+		},
+		"bad size":     {"100644 blob aa -3\tx\x00", nil, `reading git's list of files: unexpected line "100644 blob aa -3\tx"`},
 		"no tab":       {"100644 blob aa\x00", nil, `reading git's list of files: unexpected line "100644 blob aa"`},
 		"short":        {"100644 aa\tx\x00", nil, `reading git's list of files: unexpected line "100644 aa\tx"`},
 		"error inside": {"100644 blob aa\tx\x00fatal: oops", nil, `reading git's list of files: unexpected line "fatal: oops"`},

@@ -193,16 +193,16 @@ func TestEntries(t *testing.T) {
 	}
 	id := func(path string) string { t.Helper(); return git("rev-parse", string(head)+":"+path) }
 	want := map[gitref.Path]TreeEntry{
-		".":            {ModeFolder, git("rev-parse", "HEAD^{tree}"), "."},
-		"a":            {ModeFolder, id("a"), "a"},
-		"a/Dockerfile": {"100644", id("a/Dockerfile"), "a/Dockerfile"},
-		"a/deep/file":  {"100644", id("a/deep/file"), "a/deep/file"},
-		"b/*/x":        {"100644", id("b/*/x"), "b/*/x"},
-		":(glob)c":     {ModeFolder, id(":(glob)c"), ":(glob)c"},
-		"-d/x":         {"100644", id("-d/x"), "-d/x"},
-		`e "f"/ü`:      {"100644", id(`e "f"/ü`), `e "f"/ü`},
-		"top":          {"100644", id("top"), "top"},
-		"link":         {ModeLink, id("link"), "link"},
+		".":            {ModeFolder, git("rev-parse", "HEAD^{tree}"), ".", 0},
+		"a":            {ModeFolder, id("a"), "a", 0},
+		"a/Dockerfile": {"100644", id("a/Dockerfile"), "a/Dockerfile", 0},
+		"a/deep/file":  {"100644", id("a/deep/file"), "a/deep/file", 0},
+		"b/*/x":        {"100644", id("b/*/x"), "b/*/x", 0},
+		":(glob)c":     {ModeFolder, id(":(glob)c"), ":(glob)c", 0},
+		"-d/x":         {"100644", id("-d/x"), "-d/x", 0},
+		`e "f"/ü`:      {"100644", id(`e "f"/ü`), `e "f"/ü`, 0},
+		"top":          {"100644", id("top"), "top", 0},
+		"link":         {ModeLink, id("link"), "link", 0},
 	}
 	// Without the paths that are not there: beside one that is, below a file,
 	// through a link, by a pattern.
