@@ -244,12 +244,8 @@ func (c *Config) check(d *decoder) {
 		}
 	}
 	c.checkSecrets(d)
-	if record.OneLine(c.Author.Name) != c.Author.Name || c.Author.Name == "" || strings.ContainsAny(c.Author.Name, "<>") {
-		d.problem("author.name", "%q is not a name; want one line without < and >", c.Author.Name)
-	}
-	if !emailForm.MatchString(c.Author.Email) || record.OneLine(c.Author.Email) != c.Author.Email {
-		d.problem("author.email", "%q is not an address; want name@host", c.Author.Email)
-	}
+	parsed(d, "author.name", &c.Author.Name, ParseAuthorName)
+	parsed(d, "author.email", &c.Author.Email, ParseAuthorEmail)
 	for field, value := range map[string]time.Duration{
 		"builder.timeout": c.Builder.Timeout, "timeouts.reconcile": c.Timeouts.Reconcile, "timeouts.clone": c.Timeouts.Clone,
 		"timeouts.inspect": c.Timeouts.Inspect, "timeouts.writeBack": c.Timeouts.WriteBack,
@@ -293,6 +289,22 @@ func parsed[T ~string](d *decoder, field string, value *T, parse func(string) (T
 		return
 	}
 	*value = got
+}
+
+// ParseAuthorName accepts the name in a commit's signature. Exit code 2.
+func ParseAuthorName(s string) (string, error) {
+	if s == "" || record.OneLine(s) != s || strings.ContainsAny(s, "<>") {
+		return "", step.Invalidf("parsing the author's name %q: want one line without < and >", s)
+	}
+	return s, nil
+}
+
+// ParseAuthorEmail accepts the address in a commit's signature. Exit code 2.
+func ParseAuthorEmail(s string) (string, error) {
+	if !emailForm.MatchString(s) || record.OneLine(s) != s {
+		return "", step.Invalidf("parsing the author's address %q: want name@host", s)
+	}
+	return s, nil
 }
 
 // ParseBuilderAddress accepts unix:///path and tcp://host:port. Exit code 2.

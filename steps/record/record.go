@@ -188,19 +188,11 @@ func (m *manifest) record() (Record, error) {
 		r.Inputs, err = parseInputs(s)
 		return err
 	})
-	defaultImage := true
+	r.Image = image.Name(r.App) // every DNS-1123 label is an image name
 	annotation(AnnotationImage, func(s string) (err error) {
-		defaultImage = false
 		r.Image, err = image.ParseName(s)
 		return err
 	})
-	if defaultImage {
-		r.Image = image.Name(r.App)
-		if labelForm.MatchString(r.App) {
-			_, err := image.ParseName(r.App)
-			check(m.name, "metadata.name as image name (annotation "+AnnotationImage+" gives another)", err)
-		}
-	}
 	r.BuildArgs = buildarg.Args{}
 	annotation(AnnotationBuildArgs, func(s string) (err error) {
 		r.BuildArgs, err = buildarg.Parse(s)

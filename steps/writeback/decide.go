@@ -51,15 +51,15 @@ func (o Options) planDeploy(ctx context.Context, d Deployment) (plan, error) {
 		}
 		known = !anew
 	}
-	if known && last.key == d.SourceKey {
+	if p.reason, err = ancestry(); err != nil {
+		return plan{}, err
+	}
+	if known && p.reason == "" && last.key == d.SourceKey {
 		p.outcome = Held
 		p.reason = fmt.Sprintf("a person took the record back from revision %s, which has this source; it is held until the source changes", last.revision.Short())
 		p.change = record.Change{RollbackOf: &last.key}
 		p.subject = fmt.Sprintf("hold back %s, as a person took it back", last.revision.Short())
 		return p, nil
-	}
-	if p.reason, err = ancestry(); err != nil {
-		return plan{}, err
 	}
 	// What was rejected is a floor as well: nothing older comes back in its place.
 	rejected, floored := last, known

@@ -12,7 +12,6 @@ import (
 
 	"fabrique/steps/config"
 	"fabrique/steps/gitea"
-	"fabrique/steps/record"
 	"fabrique/steps/secret"
 	"fabrique/steps/step"
 )
@@ -34,13 +33,14 @@ type Flags struct {
 	createFrom                 string
 }
 
-// Rest declares the flags without a parser.
+// Rest declares the flags that are not about the deployment.
 func (f *Flags) Rest(flags *pflag.FlagSet) {
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with the token of the user that writes the apps repository (or "+config.EnvWriterToken+")")
 	flags.StringVar(&f.readerTokenFile, "reader-token-file", "", "file with a token that reads the source repository (or "+config.EnvReaderToken+"; default: the writer's)")
 	flags.StringVar(&f.createFrom, "create-from", "", "file with the Application to create when the record does not exist")
-	flags.StringVar(&f.Author.Name, "author-name", "Fabrique", "who signs the commit")
-	flags.StringVar(&f.Author.Email, "author-email", "fabrique@localhost", "and their address")
+	f.Author = gitea.Author{Name: "Fabrique", Email: "fabrique@localhost"}
+	step.Var(flags, &f.Author.Name, "author-name", "who signs the commit (default Fabrique)", config.ParseAuthorName)
+	step.Var(flags, &f.Author.Email, "author-email", "and their address (default fabrique@localhost)", config.ParseAuthorEmail)
 	flags.DurationVar(&f.MaxWait, "max-wait", 2*time.Minute, "how long to try again on conflicts and server errors")
 }
 
@@ -66,9 +66,6 @@ func (f *Flags) Run(ctx context.Context, log *slog.Logger) (Result, error) {
 	}
 	if f.Reader, err = gitea.New(f.URL, reader); err != nil {
 		return result, err
-	}
-	if record.OneLine(f.Author.Name) != f.Author.Name || f.Author.Name == "" {
-		return result, step.Invalidf("parsing --author-name %q: want one line", f.Author.Name)
 	}
 	if f.createFrom != "" {
 		f.CreateFrom, err = os.ReadFile(f.createFrom)

@@ -443,16 +443,28 @@ func TestPersonReverts(t *testing.T) {
 	if got := w.history(); len(got) != len(commits) {
 		t.Errorf("history %q", got)
 	}
+	_, before := w.record("citation")
 	w.deploy("citation", deployment("citation", r[3]), Updated)
 	if got, _ := w.record("citation"); got.RollbackOf != "" {
 		t.Errorf("record %+v", got)
 	}
 
+	// A person who writes a newer revision by hand wins over a late build, and
+	// nothing is rejected.
+	hand := w.commits(1, r[3])
+	_, text := w.record("citation")
+	for _, pair := range [][2]string{{string(r[3]), string(hand[0])}, {string(deployment("citation", r[3]).SourceKey), string(deployment("citation", hand[0]).SourceKey)}} {
+		text = strings.ReplaceAll(text, pair[0], pair[1])
+	}
+	w.person("citation.yaml", text)
+	w.deploy("citation", deployment("citation", r[3]), Stale)
+	w.revert()
+
 	// Without an attempt in between: another source goes through at once, an
 	// older one does not.
-	w.revert()
+	w.person("citation.yaml", before)
 	w.deploy("citation", deployment("citation", r[1]), Stale)
-	more := w.commits(1, r[3])
+	more := w.commits(1, hand[0])
 	w.deploy("citation", deployment("citation", more[0]), Updated)
 }
 
