@@ -55,7 +55,7 @@ func TestRun(t *testing.T) {
 	const head = "FROM registry:80/base/busybox:latest\n"
 	const needsSecret = head + "RUN --mount=type=secret,id=pip,required=true cat /run/secrets/pip && cat /run/secrets/pip | sha256sum > /sum\n"
 	if _, err := gitea.PushTree(ctx, project.Source, "main", fstest.MapFS{
-		"allowed/Dockerfile":   {Data: []byte(needsSecret)},
+		"allowed/Dockerfile": {Data: []byte(needsSecret)},
 		// Another instruction: BuildKit's cache does not look at a secret's content.
 		"forbidden/Dockerfile": {Data: []byte(strings.Replace(needsSecret, "/sum", "/other", 1))},
 		"broken/Dockerfile":    {Data: []byte(head + "RUN echo the reason is here; false\n")},
