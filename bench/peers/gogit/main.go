@@ -32,7 +32,7 @@ func main() {
 }
 
 func run(ctx context.Context, url, revision, dir string) error {
-	repo, err := git.PlainInitWithOptions(dir, &git.PlainInitOptions{ObjectFormat: format(revision)})
+	repo, err := git.PlainInitWithOptions(dir, &git.PlainInitOptions{ObjectFormat: objectFormat(revision)})
 	if err != nil {
 		return fmt.Errorf("creating the repository: %w", err)
 	}
@@ -61,9 +61,11 @@ func run(ctx context.Context, url, revision, dir string) error {
 	return nil
 }
 
-func format(revision string) formatcfg.ObjectFormat {
+// objectFormat is empty for SHA-1: go-git would write a name for it that the git
+// program does not read.
+func objectFormat(revision string) formatcfg.ObjectFormat {
 	if len(revision) == 64 {
 		return formatcfg.SHA256
 	}
-	return formatcfg.SHA1
+	return ""
 }
