@@ -107,7 +107,7 @@ func StartGitea(ctx context.Context) (*GiteaServer, error) {
 	if token == "" {
 		return nil, fmt.Errorf("creating Gitea's administrator: it printed no token")
 	}
-	g.AdminToken = secret.New(token)
+	g.AdminToken = keep(token)
 	return g, nil
 }
 
@@ -282,7 +282,7 @@ func (g *GiteaServer) CreateUser(ctx context.Context, name string, scopes ...git
 	if err != nil {
 		return secret.Secret{}, fmt.Errorf("creating a token of %q: %w", name, err)
 	}
-	return secret.New(token.Token), nil
+	return keep(token.Token), nil
 }
 
 // AddCollaborator lets user into repo with "read", "write" or "admin".

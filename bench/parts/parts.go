@@ -40,7 +40,8 @@ import (
 func Main(m *testing.M) { Run(m.Run) }
 
 // Run runs inside in the namespaces, stops every part that it started, and ends
-// the process with the code that it gives. Call it before starting goroutines or
+// the process with the code that it gives, or 1 if a token of Gitea's stands in a
+// part's log. Call it before starting goroutines or
 // opening files: what ran before it runs again inside.
 func Run(inside func() int) {
 	Intercept()
@@ -53,6 +54,10 @@ func Run(inside func() int) {
 	if owner {
 		for _, err := range stopAll() {
 			fmt.Fprintln(os.Stderr, "stopping the parts:", err)
+			code = max(code, 1)
+		}
+		for _, err := range leaks(LogDir()) {
+			fmt.Fprintln(os.Stderr, "after the parts have stopped:", err)
 			code = max(code, 1)
 		}
 	}
