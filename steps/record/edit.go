@@ -147,8 +147,8 @@ func (e *editor) annotate(m *manifest, key, value string) error {
 	// A new annotation follows Fabrique's last one.
 	var ours []string
 	for i := len(m.annotations.Content) - 2; i >= 0; i -= 2 {
-		if k := m.annotations.Content[i]; strings.HasPrefix(k.Value, "fabrique/") {
-			ours = append(ours, k.Value)
+		if k := m.annotations.Content[i].Value; slices.Contains(annotations, k) && !slices.Contains(ours, k) {
+			ours = append(ours, k)
 		}
 	}
 	return e.set(m.annotations, key, value, ours...)

@@ -3,7 +3,7 @@
 //
 // A YAML document is a record if it is an Application of Argo CD's API group
 // with the annotation fabrique/context; everything else in a file is ignored
-// and left alone. The fields:
+// and left alone; a file without these words is not even parsed. The fields:
 //
 //	annotation fabrique/context      folder in the source repository, required
 //	annotation fabrique/dockerfile   path relative to the context, default "Dockerfile"
@@ -52,6 +52,12 @@ const (
 	AnnotationRevision   = "fabrique/revision"
 	AnnotationSourceKey  = "fabrique/source-key"
 )
+
+// annotations are all of them.
+var annotations = []string{
+	AnnotationContext, AnnotationDockerfile, AnnotationInputs, AnnotationImage, AnnotationBuildArgs,
+	AnnotationTarget, AnnotationHold, AnnotationRollbackOf, AnnotationRevision, AnnotationSourceKey,
+}
 
 // helmParameter is the Helm parameter that takes the digest.
 const helmParameter = "image.digest"

@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
 
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
@@ -194,24 +197,185 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// Hostile files are refused, and soon.
-func TestParseFileHostile(t *testing.T) {
+// hostile gives a file of n bytes, about, that is meant to keep its reader busy.
+var hostile = map[string]func(n int) string{
+	"square brackets":    func(n int) string { return ours + strings.Repeat("[", n) },
+	"closed brackets":    func(n int) string { return ours + strings.Repeat("[", n/2) + strings.Repeat("]", n/2) },
+	"braces":             func(n int) string { return ours + strings.Repeat("{", n) },
+	"flow mappings":      func(n int) string { return ours + strings.Repeat("{a: ", n/4) },
+	"dashes":             func(n int) string { return ours + strings.Repeat("- ", n/2) },
+	"brackets in dashes": func(n int) string { return ours + strings.Repeat("- [", n/3) },
+	"question marks":     func(n int) string { return ours + strings.Repeat("? ", n/2) },
+	"anchors":            func(n int) string { return ours + "\n" + strings.Repeat("- &a b\n", n/7) },
+	"documents":          func(n int) string { return ours + "\n" + strings.Repeat("---\n", n/4) },
+	"keys":               func(n int) string { return ours + "{" + strings.Repeat("a,", n/2) + "}" },
+	"comments":           func(n int) string { return ours + "\n" + strings.Repeat("- #a\n", n/5) },
+	"an open quote":      func(n int) string { return ours + `"` + strings.Repeat("\n", n) },
+	"tag directives":     func(n int) string { return numbered(n, "%%TAG !a%d! b\n") + "--- " + ours },
+	"records": func(n int) string {
+		return strings.Repeat("---\n"+fmt.Sprintf(records, "{}", "{}"), n/len(records))
+	},
+	"broken records": func(n int) string {
+		return strings.Repeat("---\n"+fmt.Sprintf(records, "{}", "[]"), n/len(records))
+	},
+	"annotations": func(n int) string {
+		return fmt.Sprintf(records, "{}", "{}") + numbered(n, "    fabrique/x%d: |\n     y\n")
+	},
+	"chain of anchors": func(n int) string {
+		return bomb(n, "a%[1]d: &a%[1]d [*a%[2]d, *a%[2]d]\n", "[]", "*a%d")
+	},
+	"merge keys": func(n int) string {
+		return bomb(n, "a%[1]d: &a%[1]d {<<: [*a%[2]d, *a%[2]d]}\n", "{}", "{<<: *a%d}")
+	},
+	"wide merge keys": func(n int) string {
+		wide := strings.Repeat("*a%[2]d, ", 20)
+		return bomb(n, "a%[1]d: &a%[1]d {<<: ["+wide+"]}\n", "{}", "{<<: *a%d}")
+	},
+	"parameters that are aliases": func(n int) string {
+		return "big: &big {" + strings.Repeat("a: b, ", n/12) + "}\n" +
+			fmt.Sprintf(records, "{}", "{helm: {parameters: ["+strings.Repeat("*big,", n/10)+"]}}")
+	},
+	"images that are aliases": func(n int) string {
+		return "big: &big " + strings.Repeat("a", n/2) + "\n" +
+			fmt.Sprintf(records, "{}", "{kustomize: {images: ["+strings.Repeat("*big,", n/10)+"]}}")
+	},
+}
+
+const (
+	ours = "fabrique/context: "
+	// records is a record that lacks labels and a source.
+	records = "apiVersion: argoproj.io/v1alpha1\nkind: Application\nspec: {source: %[2]s}\n" +
+		"metadata:\n  name: citation\n  labels: %[1]s\n  annotations:\n    fabrique/context: a\n"
+)
+
+// numbered repeats a line with a number in it.
+func numbered(n int, line string) string {
+	var b strings.Builder
+	for i := 0; b.Len() < n; i++ {
+		fmt.Fprintf(&b, line, i)
+	}
+	return b.String()
+}
+
+// bomb gives a record whose metadata.labels lead through a chain of anchors,
+// each of which names the one before several times, and its annotations too.
+func bomb(n int, line, first, last string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "a0: &a0 %s\n", first)
+	i := 0
+	for i++; b.Len() < n; i++ {
+		fmt.Fprintf(&b, line, i, i-1)
+	}
+	last = fmt.Sprintf(last, i-1)
+	return "apiVersion: argoproj.io/v1alpha1\nkind: Application\n" + b.String() +
+		"spec: {source: " + last + "}\nmetadata: " + last + "\n# fabrique/context: a\n"
+}
+
+// Reading takes time in proportion to the size, whatever the file holds. The
+// limit, in processor time as the machine may be busy, is far above what is
+// needed and far below what a loop in a loop takes.
+func TestHostileTakesNoLonger(t *testing.T) {
+	for name, text := range hostile {
+		for _, n := range []int{900, maxForColumn - 500, MaxSize / 4} {
+			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) {
+				data := []byte(text(n))
+				started := processorTime(t)
+				found, err := ParseFile("a.yaml", data)
+				if err != nil && step.ExitCode(err) != step.ExitInvalid {
+					t.Errorf("exit code %d: %.500v", step.ExitCode(err), err)
+				}
+				for _, r := range found {
+					if _, err := Apply("a.yaml", data, r.App, Change{Hold: &reason}); err != nil && step.ExitCode(err) != step.ExitInvalid {
+						t.Errorf("exit code %d: %.500v", step.ExitCode(err), err)
+					}
+				}
+				if took := processorTime(t) - started; took > 10*time.Second {
+					t.Errorf("%d bytes took %s", len(data), took)
+				}
+			})
+		}
+	}
+}
+
+// processorTime is what this process has used so far.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// A search looks at each node once, however many ways lead there.
+func TestPeekLooksOnce(t *testing.T) {
+	for _, name := range []string{"merge keys", "wide merge keys"} {
+		src, err := parseSource("a.yaml", []byte(hostile[name](20_000)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes := 0
+		var count func(*yaml.Node)
+		count = func(n *yaml.Node) {
+			nodes++
+			for _, child := range n.Content {
+				count(child)
+			}
+		}
+		count(src.docs[0])
+		l := lookup{"absent", map[*yaml.Node]bool{}}
+		if found := l.in(peek(src.docs[0].Content[0], "metadata")); found != nil || len(l.seen) < 100 || len(l.seen) > nodes {
+			t.Errorf("%s: %d of %d nodes, found %v", name, len(l.seen), nodes, found)
+		}
+	}
+}
+
+// A record is one also where a merge key or an alias makes it one, so that it
+// is reported and not passed over.
+func TestHiddenRecordsAreReported(t *testing.T) {
+	for name, metadata := range map[string]string{
+		"merged":              "{<<: *base}",
+		"merged from a list":  "{<<: [{}, *base]}",
+		"merged twice":        "{<<: {<<: *base}}",
+		"annotations aliased": "{name: a, annotations: *annotations}",
+		"annotations merged":  "{name: a, annotations: {<<: *annotations}}",
+		"merged into itself":  "&self {<<: [*self, *base]}",
+	} {
+		text := "x: &base {name: a, annotations: &annotations {fabrique/context: a}}\n" +
+			"apiVersion: argoproj.io/v1alpha1\nkind: Application\nspec: {source: {}}\nmetadata: " + metadata + "\n"
+		if records, err := ParseFile("a.yaml", []byte(text)); err == nil || len(records) > 0 {
+			t.Errorf("%s: %v, %v", name, records, err)
+		}
+	}
+}
+
+// Hostile files that mean nothing are refused.
+func TestParseFileRefusesNonsense(t *testing.T) {
 	for name, text := range map[string]string{
 		"too large":       strings.Repeat("#", MaxSize+1),
-		"deep sequences":  strings.Repeat("[", MaxSize),
-		"deep mappings":   strings.Repeat("{a: ", MaxSize/4),
+		"deep sequences":  ours + strings.Repeat("[", MaxSize/2),
 		"not UTF-8":       "a: \xff\n",
 		"a UTF-16 file":   "\xff\xfea\x00:\x00",
-		"control bytes":   "a: \x00\n",
-		"alias of itself": "a: &a [*a]\nb: *c\n",
+		"control bytes":   ours + "\x00\n",
+		"alias of itself": ours + "&a [*a]\nb: *c\n",
+		"tag directives":  hostile["tag directives"](5000),
 	} {
-		started := time.Now()
 		_, err := ParseFile("a.yaml", []byte(text))
 		if err == nil || step.ExitCode(err) != step.ExitInvalid || len(err.Error()) > 500 {
 			t.Errorf("%s: %.500v", name, err)
 		}
-		if took := time.Since(started); took > 5*time.Second {
-			t.Errorf("%s: took %s", name, took)
+	}
+}
+
+// What does not speak of Fabrique is not its business, YAML or not.
+func TestParseFileIgnoresOthers(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "Helm template": "{{- if .Values.x }}\na: {{ .Values.a }}\n{{- end }}\n", "broken": "a: [\n",
+		"another Application": "apiVersion: argoproj.io/v1alpha1\nkind: Application\nmetadata: {name: a}\n",
+		"a mention":           "# fabrique/context is explained elsewhere\na: b\n",
+	} {
+		if records, err := ParseFile("a.yaml", []byte(text)); err != nil || len(records) > 0 {
+			t.Errorf("%s: %v, %v", name, records, err)
 		}
 	}
 }

@@ -21,22 +21,42 @@ import (
 
 // source is a file's text and its YAML documents.
 type source struct {
-	file  string
-	data  []byte
-	lines []int // offset of each line's first byte
-	docs  []*yaml.Node
+	file    string
+	data    []byte
+	lines   []int // offset of each line's first byte
+	docs    []*yaml.Node
+	strange int // offset of the first line break that editors do not count as one, or -1
 }
+
+// Whoever may push a record may try to keep the factory busy with it. Reading a
+// file takes time in proportion to its size, whatever stands in it: aliases and
+// merge keys lead back into the same nodes, so nothing follows them twice
+// ([lookup]) or from within a loop, and these two bound what the parsers do.
+const (
+	// maxTagDirectives: the YAML parser compares each %TAG with all before it.
+	maxTagDirectives = 100
+	// maxForColumn is the size in bytes up to which a file with a syntax error
+	// is given to a second parser, which knows the column but takes time in
+	// proportion to the square of the nesting.
+	maxForColumn = 4 << 10
+)
 
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
-// parseSource parses all documents of a file.
+// parseSource parses all documents of a file that may hold records.
 func parseSource(file string, data []byte) (*source, error) {
-	src := &source{file: file, data: data}
+	src := &source{file: file, data: data, strange: strangeLineBreak(data)}
 	if len(data) > MaxSize {
 		return nil, src.errorOn(1, 1, "%d bytes, at most %d are allowed; split the file", len(data), MaxSize)
 	}
 	if !utf8.Valid(data) {
 		return nil, src.errorOn(1, 1, "it is not UTF-8 text; save it as UTF-8")
+	}
+	if !bytes.Contains(data, []byte(AnnotationContext)) {
+		return src, nil // no record; it may be a template that is not even YAML
+	}
+	if n := bytes.Count(data, []byte("%TAG")); n > maxTagDirectives {
+		return nil, src.errorOn(1, 1, "%d %%TAG directives, at most %d are allowed; write the tags out", n, maxTagDirectives)
 	}
 	src.lines = []int{0}
 	if bytes.HasPrefix(data, byteOrderMark) {
@@ -63,12 +83,12 @@ func parseSource(file string, data []byte) (*source, error) {
 
 var yamlErrorLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
-// syntaxError places an error of the YAML parser, which knows no column. The
-// other parser does.
+// syntaxError places an error of the YAML parser, which knows no column and
+// often only the line where the surrounding part begins. The other parser knows
+// both.
 func (s *source) syntaxError(err error) error {
-	if at := strangeLineBreak(s.data); at >= 0 {
-		line := bytes.Count(s.data[:at], []byte("\n")) + 1
-		return s.errorOn(line, at-s.lines[line-1]+1, "%s", strangeLineBreakAdvice)
+	if s.strange >= 0 {
+		return s.strangeError()
 	}
 	line, column := 1, 1
 	what := err.Error()
@@ -77,7 +97,7 @@ func (s *source) syntaxError(err error) error {
 		line = max(line, 1)
 		what = strings.TrimPrefix(what, found[0])
 	}
-	if len(s.data) > 64<<10 { // that parser recurses as deep as the text nests
+	if len(s.data) > maxForColumn {
 		return s.errorOn(line, column, "%s; correct the YAML", what)
 	}
 	var syntax *goccy.SyntaxError
@@ -114,9 +134,8 @@ func (s *source) application(doc *yaml.Node) (*manifest, error) {
 	if !isApplication(root) {
 		return nil, nil
 	}
-	if at := strangeLineBreak(s.data); at >= 0 {
-		line := bytes.Count(s.data[:at], []byte("\n")) + 1
-		return nil, s.errorOn(line, at-s.lines[line-1]+1, "%s", strangeLineBreakAdvice)
+	if s.strange >= 0 {
+		return nil, s.strangeError()
 	}
 	m := &manifest{src: s}
 	metadata, err := s.mapping(root, "metadata")
@@ -182,28 +201,26 @@ func isApplication(root *yaml.Node) bool {
 
 // peek looks a key up through aliases and merge keys.
 func peek(node *yaml.Node, key string) *yaml.Node {
-	return peekDepth(node, key, 0)
+	return lookup{key, map[*yaml.Node]bool{}}.in(node)
 }
 
-func peekDepth(node *yaml.Node, key string, depth int) *yaml.Node {
+// lookup is one search for a key. A node that was seen did not have it, however
+// many aliases lead to it.
+type lookup struct {
+	key  string
+	seen map[*yaml.Node]bool
+}
+
+func (l lookup) in(node *yaml.Node) *yaml.Node {
 	if node.Kind == yaml.AliasNode {
 		node = node.Alias
 	}
-	if node == nil || depth > 10 {
+	if node.Kind != yaml.MappingNode || l.seen[node] {
 		return nil
 	}
-	if node.Kind == yaml.SequenceNode && depth > 0 { // <<: [*a, *b]
-		for _, item := range node.Content {
-			if found := peekDepth(item, key, depth+1); found != nil {
-				return found
-			}
-		}
-	}
-	if node.Kind != yaml.MappingNode {
-		return nil
-	}
+	l.seen[node] = true
 	for i := 0; i+1 < len(node.Content); i += 2 {
-		if node.Content[i].Value == key {
+		if node.Content[i].Value == l.key {
 			value := node.Content[i+1]
 			if value.Kind == yaml.AliasNode {
 				return value.Alias
@@ -212,10 +229,31 @@ func peekDepth(node *yaml.Node, key string, depth int) *yaml.Node {
 		}
 	}
 	for i := 0; i+1 < len(node.Content); i += 2 {
-		if node.Content[i].Value == "<<" {
-			if found := peekDepth(node.Content[i+1], key, depth+1); found != nil {
-				return found
-			}
+		if node.Content[i].Value != "<<" {
+			continue
+		}
+		if found := l.merged(node.Content[i+1]); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+// merged searches the value of a merge key: a mapping or a list of mappings.
+func (l lookup) merged(node *yaml.Node) *yaml.Node {
+	if node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	if node.Kind != yaml.SequenceNode {
+		return l.in(node)
+	}
+	if l.seen[node] {
+		return nil
+	}
+	l.seen[node] = true
+	for _, item := range node.Content {
+		if found := l.in(item); found != nil {
+			return found
 		}
 	}
 	return nil
@@ -354,11 +392,10 @@ func (m *manifest) imageSlot(name image.Name) (slot, error) {
 	}
 	var found slot
 	for _, item := range images.Content {
-		text := item
 		if item.Kind == yaml.AliasNode {
-			text = item.Alias
+			return slot{}, m.src.errorAt(item, "kustomize.images: an entry is an alias; write it out")
 		}
-		if text.Kind != yaml.ScalarNode || !isOurs(text.Value, name) {
+		if item.Kind != yaml.ScalarNode || !isOurs(item.Value, name) {
 			continue
 		}
 		if err := m.src.plainScalar("kustomize.images", item); err != nil {
@@ -390,11 +427,21 @@ func (m *manifest) helmSlot(at *yaml.Node) (slot, error) {
 	}
 	found := slot{helm: true}
 	for _, item := range parameters.Content {
-		if name := peek(item, "name"); name == nil || name.Value != helmParameter {
+		if item.Kind == yaml.AliasNode {
+			return slot{}, m.src.errorAt(item, "helm.parameters: an entry is an alias; write it out")
+		}
+		if item.Kind != yaml.MappingNode {
 			continue
 		}
-		if item.Kind != yaml.MappingNode || item.Anchor != "" || item.Style&yaml.TaggedStyle != 0 {
-			return slot{}, m.src.errorAt(item, "helm.parameters: the parameter %s has an anchor, an alias or a tag; write it out without", helmParameter)
+		_, name, err := m.src.entry(item, "name")
+		if err != nil {
+			return slot{}, err
+		}
+		if name == nil || name.Value != helmParameter && (name.Alias == nil || name.Alias.Value != helmParameter) {
+			continue
+		}
+		if item.Anchor != "" || item.Style&yaml.TaggedStyle != 0 {
+			return slot{}, m.src.errorAt(item, "helm.parameters: the parameter %s has an anchor or a tag; write it out without", helmParameter)
 		}
 		if found.parameter != nil {
 			return slot{}, m.src.errorAt(item, "helm.parameters: a second parameter %s (the first is in line %d); keep one", helmParameter, found.parameter.Line)
@@ -417,7 +464,10 @@ func isNull(v *yaml.Node) bool {
 	return v.Kind == yaml.ScalarNode && v.Tag == "!!null"
 }
 
-const strangeLineBreakAdvice = "a line break other than LF or CR LF (CR, U+0085, U+2028 or U+2029); replace it"
+func (s *source) strangeError() error {
+	line := bytes.Count(s.data[:s.strange], []byte("\n")) + 1
+	return s.errorOn(line, s.strange-s.lines[line-1]+1, "a line break other than LF or CR LF (CR, U+0085, U+2028 or U+2029); replace it")
+}
 
 // strangeLineBreak gives the offset of the first line break of YAML 1.1 that
 // editors do not count as one, or -1.
