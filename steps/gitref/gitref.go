@@ -7,6 +7,8 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"fabrique/steps/step"
 )
@@ -76,7 +78,7 @@ func ParsePath(s string) (Path, error) {
 		return "", step.Invalidf("parsing the path %q: want 1 to 1024 characters", clip(s))
 	}
 	for _, r := range s {
-		if r < ' ' || r == 0x7f || r == '\\' || r == ',' || r == 0xfffd {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\\' || r == ',' || r == utf8.RuneError {
 			return "", step.Invalidf("parsing the path %q: control characters, back slashes and commas are not allowed", clip(s))
 		}
 	}

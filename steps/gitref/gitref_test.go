@@ -53,7 +53,7 @@ func TestParsePath(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{
-		"", "/", "/a", "..", "../a", "a/../..", "a/../b", "a\\b", "a,b", "a\x00", "a\n", "a\x7f", ".git", "a/.GIT/config", "\xff", strings.Repeat("a", 1025),
+		"", "/", "/a", "..", "../a", "a/../..", "a/../b", "a\\b", "a,b", "a\x00", "a\n", "a\x7f", "a\u009b31m", "a\u202eb", ".git", "a/.GIT/config", "\xff", strings.Repeat("a", 1025),
 	} {
 		refuse(t, "ParsePath", bad, func() error { _, err := gitref.ParsePath(bad); return err })
 	}

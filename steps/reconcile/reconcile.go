@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -69,7 +70,7 @@ type App struct {
 // the others.
 type Broken struct {
 	App    string `json:"app,omitempty"` // empty when the file cannot be read that far
-	Record string `json:"record"`
+	Record string `json:"record"`        // file in the apps repository, quoted if its name is not allowed
 	Error  string `json:"error"`
 	// ExitCode is 2 for a record that is wrong, 3 for a source that lacks what
 	// the record names.
@@ -232,8 +233,13 @@ func readRecords(ctx context.Context, dir string, o Options) ([]record.Record, [
 		return nil, nil, err
 	}
 	var files, ids []string
+	var broken []Broken
 	for _, e := range tree {
-		if record.IsManifest(e.Path) && strings.HasPrefix(e.Mode, "100") {
+		switch {
+		case !record.IsManifest(e.Path) || !strings.HasPrefix(e.Mode, "100"):
+		case e.Size > record.MaxSize:
+			broken = append(broken, wrong("", e.Path, fmt.Sprintf("it has %d bytes, at most %d are allowed; split the file, or move what is no record to another folder", e.Size, record.MaxSize)))
+		default:
 			files, ids = append(files, e.Path), append(ids, e.ID)
 		}
 	}
@@ -242,15 +248,30 @@ func readRecords(ctx context.Context, dir string, o Options) ([]record.Record, [
 		return nil, nil, err
 	}
 	var records []record.Record
-	var broken []Broken
 	for i, file := range files {
 		found, err := record.ParseFile(file, blobs[i])
+		if _, pathErr := gitref.ParsePath(file); pathErr != nil {
+			// No step takes such a path; a file without records may have any name.
+			for _, r := range found {
+				broken = append(broken, wrong(r.App, file, pathErr.Error()+"; rename the file"))
+			}
+			found = nil
+		}
 		records = append(records, found...)
 		if err != nil {
-			broken = append(broken, Broken{Record: file, Error: strings.ReplaceAll(err.Error(), "\n", "; "), ExitCode: step.ExitInvalid})
+			broken = append(broken, wrong("", file, strings.ReplaceAll(err.Error(), "\n", "; ")))
 		}
 	}
 	return records, broken, nil
+}
+
+// wrong makes a Broken of a record that is wrong itself. A path that would not
+// be taken as one is quoted, as it may hold what a terminal obeys.
+func wrong(app, file, problem string) Broken {
+	if _, err := gitref.ParsePath(file); err != nil {
+		file = strconv.Quote(file)
+	}
+	return Broken{App: app, Record: file, Error: problem, ExitCode: step.ExitInvalid}
 }
 
 // separate takes out the records that cannot be told apart, by app or by image,
@@ -272,7 +293,7 @@ func separate(records []record.Record, o Options) (whole []record.Record, broken
 			problem = fmt.Sprintf("spec.source.repoURL is %q, but the image comes from %s: one revision cannot name both", r.SourceRepoURL, o.Source)
 		}
 		if problem != "" {
-			broken = append(broken, Broken{App: r.App, Record: r.File, Error: problem, ExitCode: step.ExitInvalid})
+			broken = append(broken, wrong(r.App, r.File, problem))
 			continue
 		}
 		whole = append(whole, r)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -437,6 +438,52 @@ func TestBroken(t *testing.T) {
 	result, err := Decide(t.Context(), quiet, o)
 	if err != nil || len(result.Broken) != 2 || result.Apps != 0 {
 		t.Error(result, err)
+	}
+}
+
+// A file that is too large is not read, and a name that no step would take is
+// told at once, in a form that a terminal may print.
+func TestFilesThatAreNotTaken(t *testing.T) {
+	p := newPlain(t)
+	p.push(p.source, files{"app/Dockerfile": "FROM scratch\n"})
+	good := application("good", "fabrique/context: app")
+	fill := func(text string, size int) string { return text + strings.Repeat("#", size-len(text)) }
+	p.push(p.apps, files{
+		"good.yaml":        fill(good, record.MaxSize),
+		"large.yaml":       fill(application("large", "fabrique/context: app"), record.MaxSize+1),
+		"large.txt":        fill("", record.MaxSize+1),
+		"a,b.yaml":         application("comma", "fabrique/context: app"),
+		"x/\x1b[31m.yaml":  application("escape", "fabrique/context: app"),
+		"\u009b31m.yaml":   application("c1", "fabrique/context: app"),
+		"\u202elmay.yaml":  application("turned", "fabrique/context: app"),
+		"a\\b.yaml":        application("back-slash", "fabrique/context: app"),
+		"\n.yaml":          application("line-end", "fabrique/context: app"),
+		"\xff.yaml":        application("not-utf-8", "fabrique/context: app"),
+		"wrong,\x1b[.yaml": application("wrong", "fabrique/context: ../app"),
+		"no,record.yaml":   "kind: ConfigMap\n",
+	})
+	plan := p.run()
+	if diff := cmp.Diff(map[string]string{"good": "due: never built"}, verdicts(plan)); diff != "" {
+		t.Error(diff)
+	}
+	const not = `: control characters, back slashes and commas are not allowed; rename the file`
+	if diff := cmp.Diff(map[string]string{
+		"large.yaml":         "it has 1048577 bytes, at most 1048576 are allowed; split the file, or move what is no record to another folder",
+		"comma":              `parsing the path "a,b.yaml"` + not,
+		"escape":             `parsing the path "x/\x1b[31m.yaml"` + not,
+		"c1":                 `parsing the path "\u009b31m.yaml"` + not,
+		"turned":             `parsing the path "\u202elmay.yaml"` + not,
+		"back-slash":         `parsing the path "a\\b.yaml"` + not,
+		"line-end":           `parsing the path "\n.yaml"` + not,
+		"not-utf-8":          `parsing the path "\xff.yaml"` + not,
+		`"wrong,\x1b[.yaml"`: `reading the record "wrong,\x1b[.yaml": line 6, column 23: annotation fabrique/context: parsing the path "../app": it must not leave the repository with ".."`,
+	}, problems(plan)); diff != "" {
+		t.Error(diff)
+	}
+	for _, b := range plan.Broken {
+		if text := fmt.Sprint(b); strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) || b.ExitCode != step.ExitInvalid {
+			t.Errorf("%q (exit code %d)", text, b.ExitCode)
+		}
 	}
 }
 
