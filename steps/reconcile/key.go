@@ -24,10 +24,12 @@ func dockerfile(r record.Record) gitref.Path {
 
 // sourceKey hashes the git objects of everything that goes into the app's
 // image, with the settings that change what is made of them. The order of the
-// inputs in the record does not matter. An input that does not exist counts as
-// absent; a context or Dockerfile that does not exist is the source's fault
-// (exit code 3).
-func sourceKey(r record.Record, revision gitref.Revision, entries map[gitref.Path]git.TreeEntry) (gitref.SourceKey, error) {
+// inputs in the record does not matter. A path that does not exist is the
+// source's fault (exit code 3), and so is an input that is a symbolic link, as a
+// change of what it points to could not be seen. A Dockerfile may be one: it
+// leads to a file in the context, or the build refuses it. At a revision to go
+// back to (pinned) an input may not be there yet; it counts as absent.
+func sourceKey(r record.Record, revision gitref.Revision, entries map[gitref.Path]git.TreeEntry, pinned bool) (gitref.SourceKey, error) {
 	folder, ok := entries[r.Context]
 	switch {
 	case !ok:
@@ -47,7 +49,14 @@ func sourceKey(r record.Record, revision gitref.Revision, entries map[gitref.Pat
 	inputs := slices.Clone(r.Inputs)
 	slices.Sort(inputs)
 	for _, p := range slices.Compact(inputs) {
-		fmt.Fprintf(h, "input %q %s %s\n", p, entries[p].Mode, entries[p].ID)
+		input, ok := entries[p]
+		switch {
+		case !ok && !pinned:
+			return "", step.Sourcef("the input %q does not exist at revision %s; push it, or correct %s in %s", p, revision.Short(), record.AnnotationInputs, r.File)
+		case input.Mode == git.ModeLink:
+			return "", step.Sourcef("the input %q is a symbolic link at revision %s, and changes of what it points to could not be seen; name that in %s in %s instead", p, revision.Short(), record.AnnotationInputs, r.File)
+		}
+		fmt.Fprintf(h, "input %q %s %s\n", p, input.Mode, input.ID)
 	}
 	fmt.Fprintf(h, "build-args %q\ntarget %q\n", r.BuildArgs.String(), r.Target)
 	return gitref.SourceKey(hex.EncodeToString(h.Sum(nil))), nil

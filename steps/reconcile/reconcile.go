@@ -160,11 +160,11 @@ func Run(ctx context.Context, log *slog.Logger, o Options) (plan Plan, err error
 	}
 	records, clashes := separate(records, o)
 	plan.Broken = append(broken, clashes...)
-	if err := known(records, plan.Broken, o.Only); err != nil {
+	if err := known(records, plan.Broken, o); err != nil {
 		return Plan{}, err
 	}
 	if source != nil {
-		if err := plan.compare(ctx, source, records); err != nil {
+		if err := plan.compare(ctx, source, records, o.Pinned); err != nil {
 			return Plan{}, err
 		}
 	}
@@ -313,8 +313,8 @@ func sameRepository(a, b string) bool {
 }
 
 // known checks that every app asked for is declared.
-func known(records []record.Record, broken []Broken, only []string) error {
-	for _, app := range only {
+func known(records []record.Record, broken []Broken, o Options) error {
+	for _, app := range o.Only {
 		if slices.ContainsFunc(records, func(r record.Record) bool { return r.App == app }) ||
 			slices.ContainsFunc(broken, func(b Broken) bool { return b.App == app }) {
 			continue
@@ -323,11 +323,14 @@ func known(records []record.Record, broken []Broken, only []string) error {
 		for _, r := range records {
 			names = append(names, r.App)
 		}
-		hint := ""
-		if len(broken) > 0 {
-			hint = fmt.Sprintf("; %d records are broken, it may be one of them", len(broken))
+		hint := "declared are: " + strings.Join(names, ", ")
+		if len(names) == 0 {
+			hint = fmt.Sprintf("none is; declare it by pushing an Argo CD Application with the annotation %s to %s", record.AnnotationContext, o.Apps)
 		}
-		return step.Invalidf("looking for the app %q: it is not declared; declared are: %s%s", app, strings.Join(names, ", "), hint)
+		if len(broken) > 0 {
+			hint += fmt.Sprintf("; %d records are broken, it may be one of them", len(broken))
+		}
+		return step.Invalidf("looking for the app %q: it is not declared; %s", app, hint)
 	}
 	return nil
 }
@@ -343,7 +346,7 @@ func (p *Plan) keep(only []string) {
 
 // compare fills in what is due of the records. A superseded revision is not
 // looked into: what is due at the head says whether there is anything to do.
-func (p *Plan) compare(ctx context.Context, source *git.Repository, records []record.Record) error {
+func (p *Plan) compare(ctx context.Context, source *git.Repository, records []record.Record, pinned bool) error {
 	at := p.Revision
 	if p.Superseded {
 		at = p.Head
@@ -357,7 +360,7 @@ func (p *Plan) compare(ctx context.Context, source *git.Repository, records []re
 		return fmt.Errorf("reading the trees of %s: %w", at.Short(), err)
 	}
 	for _, r := range records {
-		key, err := sourceKey(r, at, entries)
+		key, err := sourceKey(r, at, entries, pinned)
 		if err != nil {
 			p.Broken = append(p.Broken, Broken{App: r.App, Record: r.File, Error: err.Error(), ExitCode: step.ExitCode(err)})
 			continue

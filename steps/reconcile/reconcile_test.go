@@ -487,6 +487,77 @@ func TestFilesThatAreNotTaken(t *testing.T) {
 	}
 }
 
+// An input whose changes could not be seen is the source's fault. A revision to
+// go back to may be from before it.
+func TestInputs(t *testing.T) {
+	p := newPlain(t)
+	p.push(p.source, files{"app/Dockerfile": "FROM scratch\n"})
+	before := gitref.Revision(fault.Git(t, p.source.work, "rev-parse", "HEAD"))
+	for link, target := range map[string]string{"file": "app/Dockerfile", "folder": "app", "nowhere": "/etc/passwd"} {
+		if err := os.Symlink(target, filepath.Join(p.source.work, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fault.Git(t, p.source.work, "add", "--all")
+	fault.Git(t, p.source.work, "commit", "--quiet", "--message", "links")
+	fault.Git(t, p.source.work, "push", "--quiet", p.source.bare, "HEAD:main")
+	apps := files{}
+	for app, inputs := range map[string]string{
+		"file": "file", "folder": "app, folder", "nowhere": "nowhere", "below-link": "folder/Dockerfile", "missing": "app/missing", "good": "app/Dockerfile,app",
+	} {
+		apps[app+".yaml"] = application(app, "fabrique/context: app", "fabrique/inputs: "+inputs)
+	}
+	p.push(p.apps, apps)
+	plan := p.run()
+	link := func(path, app string) string {
+		return `the input "` + path + `" is a symbolic link at revision SHA12, and changes of what it points to could not be seen; name that in fabrique/inputs in ` + app + `.yaml instead`
+	}
+	missing := func(path, app string) string {
+		return `the input "` + path + `" does not exist at revision SHA12; push it, or correct fabrique/inputs in ` + app + `.yaml`
+	}
+	if diff := cmp.Diff(map[string]string{
+		"file": link("file", "file"), "folder": link("folder", "folder"), "nowhere": link("nowhere", "nowhere"),
+		"below-link": missing("folder/Dockerfile", "below-link"), "missing": missing("app/missing", "missing"),
+	}, problems(plan)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[string]string{"good": "due: never built"}, verdicts(plan)); diff != "" {
+		t.Error(diff)
+	}
+	for _, b := range plan.Broken {
+		if b.ExitCode != step.ExitSource {
+			t.Errorf("%s: exit code %d", b.App, b.ExitCode)
+		}
+	}
+	p.options.Revision, p.options.Pinned = before, true
+	if plan := p.run(); len(plan.Broken) > 0 {
+		t.Errorf("before the inputs were there: %+v", plan.Broken)
+	}
+}
+
+// No app is declared, and somebody asks for one.
+func TestNothingIsDeclared(t *testing.T) {
+	p := newPlain(t)
+	p.push(p.source, files{"app/Dockerfile": "FROM scratch\n"})
+	p.options.Only = []string{"nobody"}
+	const none = `looking for the app "nobody": it is not declared; none is; declare it by pushing an Argo CD Application with the annotation fabrique/context to http://HOST/apps.git`
+	for _, test := range []struct {
+		apps files
+		want string
+	}{
+		{nil, none},
+		{files{"README.md": "no record\n"}, none},
+		{files{"broken.yaml": application("x", "fabrique/context: ../app")}, none + "; 1 records are broken, it may be one of them"},
+		{files{"one.yaml": application("one", "fabrique/context: app")}, `looking for the app "nobody": it is not declared; declared are: one`},
+	} {
+		if test.apps != nil {
+			p.push(p.apps, test.apps)
+		}
+		_, err := Run(t.Context(), quiet, p.options)
+		fails(t, err, step.ExitInvalid, test.want)
+	}
+}
+
 // C3, R4: repositories without commits, branches and folders that are not there.
 func TestEmptyAndMissing(t *testing.T) {
 	w := newWorld(t, "empty")
@@ -600,8 +671,8 @@ func under(part string) func(*http.Request) bool {
 // What changes an app's source key, and what does not.
 func TestSourceKey(t *testing.T) {
 	p := newPlain(t)
-	source := files{"app/Dockerfile": "FROM scratch\n", "app/debug.Dockerfile": "FROM scratch\n", "app/main": "x", "lib/x": "x", "shared/y": "y", "other/z": "z"}
-	annotations := []string{"fabrique/context: app", "fabrique/inputs: lib, shared/y, absent", `fabrique/build-args: "A=1,B=2"`, "fabrique/target: final"}
+	source := files{"app/Dockerfile": "FROM scratch\n", "app/debug.Dockerfile": "FROM scratch\n", "app/main": "x", "lib/x": "x", "shared/y": "y", "more": "m", "other/z": "z"}
+	annotations := []string{"fabrique/context: app", "fabrique/inputs: lib, shared/y, more", `fabrique/build-args: "A=1,B=2"`, "fabrique/target: final"}
 	key := func(source files, annotations []string) gitref.SourceKey {
 		t.Helper()
 		p.push(p.source, source)
@@ -622,7 +693,7 @@ func TestSourceKey(t *testing.T) {
 		"nothing":                   {source, annotations, true},
 		"another app's file":        {source.with(files{"other/z": "2"}), annotations, true},
 		"beside an input":           {source.with(files{"shared/new": "2"}), annotations, true},
-		"order of inputs":           {source, replace(1, "fabrique/inputs: absent,shared/y,lib"), true},
+		"order of inputs":           {source, replace(1, "fabrique/inputs: more,shared/y,lib"), true},
 		"order of build arguments":  {source, replace(2, `fabrique/build-args: " B=2, A=1"`), true},
 		"other annotation":          {source, append(slices.Clone(annotations), "note: x"), true},
 		"file in the context":       {source.with(files{"app/main": "2"}), annotations, false},
@@ -631,7 +702,6 @@ func TestSourceKey(t *testing.T) {
 		"Dockerfile":                {source.with(files{"app/Dockerfile": "FROM scratch\nUSER 1\n"}), annotations, false},
 		"input folder":              {source.with(files{"lib/x": "2"}), annotations, false},
 		"input file":                {source.with(files{"shared/y": "2"}), annotations, false},
-		"input appears":             {source.with(files{"absent": "2"}), annotations, false},
 		"input becomes a folder":    {source.with(files{"shared/y": "", "shared/y/y": "y"}), annotations, false},
 		"one input less":            {source, replace(1, "fabrique/inputs: lib"), false},
 		"build argument":            {source, replace(2, `fabrique/build-args: "A=1,B=3"`), false},
@@ -663,7 +733,7 @@ func TestConstantRequests(t *testing.T) {
 		for i := range n {
 			name := fmt.Sprintf("app-%d", i)
 			source["apps/"+name+"/Dockerfile"] = "FROM scratch\nLABEL app=" + name + "\n"
-			apps["apps/"+name+".yaml"] = application(name, "fabrique/context: apps/"+name, "fabrique/inputs: top, nothing")
+			apps["apps/"+name+".yaml"] = application(name, "fabrique/context: apps/"+name, "fabrique/inputs: top")
 		}
 		head := w.pushSource(source)
 		if first == "" {
