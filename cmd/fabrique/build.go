@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -25,7 +26,7 @@ superseded and not built; see "fabrique rollback" to go back.`,
 		Example: `  fabrique build                # all that is due
   fabrique build citation --json
   fabrique build --revision 7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210 --dry-run`,
-		ValidArgsFunction: c.completeApps,
+		ValidArgsFunction: c.completeApps(math.MaxInt),
 		RunE: func(cmd *cobra.Command, apps []string) error {
 			conf, err := c.config()
 			if err != nil {
@@ -82,13 +83,16 @@ func writeReport(w io.Writer, r chain.Report, dryRun bool) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
+	outcome := "unchanged"
 	switch {
 	case r.Changed && dryRun:
-		fmt.Fprintf(w, "\nwould change (compared in %.2fs)\n", r.Seconds)
+		outcome = "would change"
 	case r.Changed:
-		fmt.Fprintf(w, "\nchanged (compared in %.2fs)\n", r.Seconds)
-	default:
-		fmt.Fprintf(w, "\nunchanged (compared in %.2fs)\n", r.Seconds)
+		outcome = "changed"
 	}
+	if failed := r.Failed(); failed > 0 {
+		outcome += fmt.Sprintf("; %d of %d apps failed", failed, len(r.Apps))
+	}
+	fmt.Fprintf(w, "\n%s (compared in %.2fs)\n", outcome, r.Seconds)
 	return nil
 }

@@ -24,7 +24,7 @@ if the registry has it no more), and holds it there until a newer source commit 
 "fabrique release" ends that earlier.`,
 		Example:           "  fabrique rollback citation --to 7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210",
 		Args:              oneApp,
-		ValidArgsFunction: c.completeApps,
+		ValidArgsFunction: c.completeApps(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if to == "" {
 				return step.Invalidf("missing --to; see fabrique rollback --help")
@@ -58,7 +58,7 @@ while it is there. "fabrique release" takes it away.`,
 			_, err := record.ParseApp(args[0])
 			return err
 		},
-		ValidArgsFunction: c.completeApps,
+		ValidArgsFunction: c.completeApps(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			conf, err := c.config()
 			if err != nil {
@@ -81,7 +81,7 @@ func (c *cli) releaseCommand() *cobra.Command {
 "fabrique build" deploys its newest source.`,
 		Example:           "  fabrique release citation",
 		Args:              oneApp,
-		ValidArgsFunction: c.completeApps,
+		ValidArgsFunction: c.completeApps(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			conf, err := c.config()
 			if err != nil {

@@ -7,11 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"fabrique/steps/chain"
 	"fabrique/steps/config"
-	"fabrique/steps/secret"
 	"fabrique/steps/step"
 )
 
@@ -40,7 +41,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if !ran && code == step.ExitRetry { // cobra's own complaints about the arguments
 		code = step.ExitInvalid
 	}
-	fmt.Fprintf(stderr, "fabrique: %s\n", secret.RedactURLs(err.Error()))
+	fmt.Fprintf(stderr, "fabrique: %s\n", step.Printable(err.Error()))
 	return code
 }
 
@@ -80,12 +81,13 @@ Exit codes: 0 done, also when there was nothing to do
 // config loads the configuration file.
 func (c *cli) config() (config.Config, error) { return config.Load(c.configFile) }
 
-// log is quiet unless --verbose: the verbs show what matters themselves.
+// log shows warnings, and with --verbose every step: the verbs show the rest
+// themselves.
 func (c *cli) log() *slog.Logger {
 	if c.verbose {
-		return step.NewLogger(c.stderr)
+		return step.NewLogger(c.stderr, slog.LevelInfo)
 	}
-	return slog.New(slog.DiscardHandler)
+	return step.NewLogger(c.stderr, slog.LevelWarn)
 }
 
 // printJSON writes one JSON object on standard output.
@@ -95,21 +97,32 @@ func (c *cli) printJSON(v any) error {
 	return encoder.Encode(v)
 }
 
-// completeApps offers the declared apps to the shell.
-func (c *cli) completeApps(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	conf, err := c.config()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+// completionTime bounds how long a shell waits for the names of apps.
+const completionTime = 3 * time.Second
+
+// completeApps offers the declared apps to the shell, up to max of them on one
+// command line.
+func (c *cli) completeApps(max int) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= max {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		conf, err := c.config()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+		defer cancel()
+		plan, err := chain.Plan(ctx, slog.New(slog.DiscardHandler), conf, "", nil)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var names []string
+		for _, a := range plan.Apps {
+			names = append(names, cobra.CompletionWithDesc(a.App, a.Reason))
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
 	}
-	plan, err := planQuietly(cmd.Context(), conf)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var names []string
-	for _, a := range plan.Apps {
-		names = append(names, cobra.CompletionWithDesc(a.App, a.Reason))
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // short abbreviates an id for a table; "-" stands for none.

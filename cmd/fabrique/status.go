@@ -1,10 +1,9 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"log/slog"
+	"math"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -15,12 +14,6 @@ import (
 	"fabrique/steps/reconcile"
 )
 
-// planQuietly compares source and records for a verb that shows the outcome in
-// its own way.
-func planQuietly(ctx context.Context, conf config.Config, apps ...string) (reconcile.Plan, error) {
-	return chain.Plan(ctx, slog.New(slog.DiscardHandler), conf, "", apps)
-}
-
 func (c *cli) statusCommand() *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
@@ -30,7 +23,7 @@ func (c *cli) statusCommand() *cobra.Command {
 
 REASON is "up to date", "source changed", "never built", "held: ..." or what is broken.`,
 		Example:           "  fabrique status\n  fabrique status citation --json",
-		ValidArgsFunction: c.completeApps,
+		ValidArgsFunction: c.completeApps(math.MaxInt),
 		RunE: func(cmd *cobra.Command, apps []string) error {
 			conf, err := c.config()
 			if err != nil {

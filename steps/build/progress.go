@@ -24,8 +24,12 @@ type seen struct {
 	cache  []string                   // what went wrong with the registry cache
 }
 
-// tail is how many lines of a build step's output an error shows.
-const tail = 12
+// An error shows at most so many lines of a build step's output, each at most so
+// many bytes long.
+const (
+	tail     = 12
+	tailLine = 400
+)
 
 // newWatch gives the channel for a Solve call, and a function that waits until
 // all of it was read (the Solve call closes it). The channel is read until it
@@ -143,8 +147,14 @@ func (s *seen) add(status *client.SolveStatus) {
 		}
 	}
 	for _, l := range status.Logs {
-		lines := append(s.output[l.Vertex], strings.FieldsFunc(string(l.Data), func(r rune) bool { return r == '\n' || r == '\r' })...)
-		s.output[l.Vertex] = lines[max(0, len(lines)-tail):]
+		lines := s.output[l.Vertex]
+		for line := range strings.FieldsFuncSeq(string(l.Data), func(r rune) bool { return r == '\n' || r == '\r' }) {
+			if len(line) > tailLine {
+				line = line[:tailLine] + "…"
+			}
+			lines = append(lines, line)
+		}
+		s.output[l.Vertex] = slices.Clone(lines[max(0, len(lines)-tail):])
 	}
 }
 

@@ -55,7 +55,7 @@ func (s Secrets) load() ([]session.Attachable, func(string) string, error) {
 		for _, c := range content {
 			text = c.Redact(text)
 		}
-		return secret.RedactURLs(text)
+		return step.RedactURLs(text)
 	}
 	if len(sources) == 0 {
 		return nil, redact, nil
@@ -71,7 +71,7 @@ func (s Secrets) load() ([]session.Attachable, func(string) string, error) {
 // unreadable: the brackets of a JSON file, the words of a netrc file.
 const (
 	shortestLine = 4
-	shortestWord = 8
+	shortestWord = 6
 )
 
 // confidential lists what of a secret file must not be shown: its lines, and

@@ -47,6 +47,7 @@ const (
 	Failed     = "failed"
 	Broken     = "broken"
 	NotDue     = "not due"
+	NotReached = "not reached" // due, but the run was cut off before
 )
 
 // Stages of an app, in their order.
@@ -72,7 +73,7 @@ type App struct {
 
 // Report is the outcome of a run.
 type Report struct {
-	Changed    bool            `json:"changed"` // a record was written (or would be, in a dry run)
+	Changed    bool            `json:"changed"` // a commit was made in the apps repository (or would be, in a dry run)
 	Head       gitref.Revision `json:"head"`
 	Revision   gitref.Revision `json:"revision"`
 	Superseded bool            `json:"superseded"`
@@ -111,6 +112,10 @@ func Run(ctx context.Context, log *slog.Logger, c config.Config, o Options) (Rep
 			report.Apps = append(report.Apps, App{App: a.App, Result: WouldBuild, Reason: a.Reason, Revision: a.Revision})
 			continue
 		}
+		if ctx.Err() != nil {
+			report.Apps = append(report.Apps, App{App: a.App, Result: NotReached, Reason: a.Reason, Revision: a.Revision})
+			continue
+		}
 		if dir == "" {
 			var remove func() error
 			if dir, remove, err = workspace.Make("build"); err != nil {
@@ -119,13 +124,21 @@ func Run(ctx context.Context, log *slog.Logger, c config.Config, o Options) (Rep
 			defer remove()
 		}
 		r := runApp(ctx, log, c, o, dir, a)
-		report.Changed = report.Changed || r.Result == writeback.Updated || r.Result == writeback.Created
+		report.Changed = report.Changed || r.Commit != ""
 		report.Apps = append(report.Apps, r)
-		if ctx.Err() != nil {
-			break
-		}
 	}
 	return report, report.failure()
+}
+
+// Failed counts the apps that failed, are broken or were not reached.
+func (r Report) Failed() int {
+	n := 0
+	for _, a := range r.Apps {
+		if a.Result == Failed || a.Result == Broken || a.Result == NotReached {
+			n++
+		}
+	}
+	return n
 }
 
 // failure joins what went wrong with the apps. Its exit code is 1 when a retry

@@ -64,6 +64,13 @@ const (
 	partialName = "partial-"
 )
 
+// What a checkout may take: a few small objects can stand for any number of
+// files.
+const (
+	maxFiles = 1_000_000
+	maxBytes = 50 << 30
+)
+
 // Run fetches the commit. Errors: exit code 2 for a revision that does not
 // exist, a wrong token or a folder that is not ours, 3 for Git LFS files and
 // submodules, 1 for the network and for another run in the same folder.
@@ -206,6 +213,22 @@ func fetch(ctx context.Context, log *slog.Logger, dir string, o Options) (_ Resu
 	if err := repo.Fetch(ctx, o.Revision, ""); err != nil {
 		return Result{}, nil, err
 	}
+	// Counting them in the commit costs a tenth of looking at each on the disk, and
+	// shows in time what would fill it.
+	var counted Result
+	entries, err := repo.Tree(ctx, o.Revision, ".")
+	if err != nil {
+		return Result{}, nil, fmt.Errorf("listing commit %s: %w", o.Revision, err)
+	}
+	for _, e := range entries {
+		if e.Mode != git.ModeSubmodule {
+			counted.Files++
+			counted.Bytes += e.Size
+		}
+	}
+	if counted.Files > maxFiles || counted.Bytes > maxBytes {
+		return Result{}, nil, step.Sourcef("reading commit %s: it has %d files of %d bytes, at most %d of %d are taken", o.Revision.Short(), counted.Files, counted.Bytes, maxFiles, int64(maxBytes))
+	}
 	if _, err := repo.Git(ctx, nil, "checkout", "--quiet", "--detach", string(o.Revision)); err != nil {
 		if strings.Contains(err.Error(), "invalid path") { // such as .git/config
 			err = step.Sourcef("%w", err)
@@ -220,18 +243,7 @@ func fetch(ctx context.Context, log *slog.Logger, dir string, o Options) (_ Resu
 	if len(ids) != 2 || ids[0] != string(o.Revision) {
 		return Result{}, nil, fmt.Errorf("checking out commit %s: git has %q checked out", o.Revision, ids)
 	}
-	result := Result{Revision: o.Revision, Tree: ids[1], Path: filepath.Join(dir, treeName)}
-	// Counting them in the commit costs a tenth of looking at each on the disk.
-	entries, err := repo.Tree(ctx, o.Revision, ".")
-	if err != nil {
-		return Result{}, nil, err
-	}
-	for _, e := range entries {
-		if e.Mode != git.ModeSubmodule {
-			result.Files++
-			result.Bytes += e.Size
-		}
-	}
+	result := Result{Revision: o.Revision, Tree: ids[1], Path: filepath.Join(dir, treeName), Files: counted.Files, Bytes: counted.Bytes}
 	if err := os.Chmod(partial, 0o755); err != nil {
 		return Result{}, nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -618,4 +619,34 @@ func (l *lockedBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// A dozen small objects that stand for 10^10 files: refused before anything is
+// written to the disk, within bounded memory.
+func TestBomb(t *testing.T) {
+	s := newSource(t, fault.NewGitServer(t, false))
+	s.write("file", "x")
+	s.commit()
+	tree := fault.Git(t, s.work, "rev-parse", "HEAD^{tree}")
+	for range 10 {
+		listing := new(strings.Builder)
+		for i := range 10 {
+			fmt.Fprintf(listing, "040000 tree %s\t%d\n", tree, i)
+		}
+		mktree := exec.Command("git", "mktree")
+		mktree.Dir, mktree.Stdin = s.work, strings.NewReader(listing.String())
+		out, err := mktree.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tree = strings.TrimSpace(string(out))
+	}
+	revision := gitref.Revision(fault.Git(t, s.work, "commit-tree", tree, "-m", "boom"))
+	fault.Git(t, s.work, "push", "--quiet", s.bare, string(revision)+":refs/heads/bomb")
+	dir := t.TempDir()
+	_, err := Run(t.Context(), quiet, Options{Remote: s.remote, Revision: revision, Dir: dir})
+	fails(t, err, step.ExitSource, "listing commit ID: reading the repository: it holds more than the factory takes (128 MiB of names or records)")
+	if diff := cmp.Diff([]string{lockName}, names(t, dir)); diff != "" {
+		t.Errorf("left behind (-want +got):\n%s", diff)
+	}
 }

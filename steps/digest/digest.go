@@ -60,9 +60,10 @@ type Result struct {
 // header out (OCI distribution specification: it should send it) is no trouble.
 //
 // Errors: exit code 2 for a tag that does not exist ([ErrNotFound]), an image of
-// another revision, source key or platform ([ErrOther]), a digest other than
-// Expect and a registry that is not what the configuration says; 1 for the
-// network and for what the registry fails to do.
+// another revision, source key or platform ([ErrOther]) and a registry that is
+// not what the configuration says; 1 for a digest other than Expect, which a run
+// beside this one may have pushed, for the network and for what the registry
+// fails to do.
 func Inspect(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	ref := o.Repository.Tag(o.Revision)
 	result, err := inspect(ctx, ref, o)
@@ -104,7 +105,7 @@ func read(ctx context.Context, tag name.Tag, only *oneScheme, o Options) (Result
 	}
 	result.Image = o.Repository.At(result.Digest)
 	if o.Expect != "" && o.Expect != result.Digest {
-		return Result{}, step.Invalidf("the build reported %s, but the registry has %s: something else pushed this tag, or the push went wrong; nothing is deployed, run the build again", o.Expect, result.Digest)
+		return Result{}, step.Retryf("the build reported %s, but the registry has %s: something else pushed this tag, or the push went wrong; nothing is deployed, run the build again", o.Expect, result.Digest)
 	}
 	images, err := byPlatform(descriptor)
 	if err != nil {

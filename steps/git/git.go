@@ -281,13 +281,35 @@ func parseHeads(out []byte, branch gitref.Branch) (id string, ok bool) {
 	return "", false
 }
 
+// What git may write, in bytes: a tree of a few small objects can name more paths
+// than there are atoms.
+const (
+	maxOutput = 128 << 20
+	maxErrors = 1 << 20
+)
+
+// bounded is a buffer that takes so many bytes and no more; git then ends.
+type bounded struct {
+	content bytes.Buffer
+	limit   int
+	full    bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.content.Len()+len(p) > b.limit {
+		b.full = true
+		return 0, errors.New("git writes too much")
+	}
+	return b.content.Write(p)
+}
+
 // run executes git with nothing from the surroundings but the network's
 // settings (proxy and CA bundle).
 func run(ctx context.Context, remote Remote, stdin []byte, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Env = environment(remote)
 	cmd.Dir = os.TempDir()
-	var stdout, stderr bytes.Buffer
+	stdout, stderr := bounded{limit: maxOutput}, bounded{limit: maxErrors}
 	cmd.Stdin = bytes.NewReader(stdin)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	// git starts children of its own: the whole group ends with it, and git
@@ -297,7 +319,7 @@ func run(ctx context.Context, remote Remote, stdin []byte, args ...string) ([]by
 	cmd.WaitDelay = 5 * time.Second
 	err := cmd.Run()
 	if err == nil {
-		return stdout.Bytes(), nil
+		return stdout.content.Bytes(), nil
 	}
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, step.Invalidf("running git: the program is not installed; install the package git")
@@ -305,7 +327,10 @@ func run(ctx context.Context, remote Remote, stdin []byte, args ...string) ([]by
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return nil, classify(remote, args, remote.token.Redact(lastLines(stderr.String(), 6)), err)
+	if stdout.full {
+		return nil, step.Sourcef("reading the repository: it holds more than the factory takes (%d MiB of names or records)", maxOutput>>20)
+	}
+	return nil, classify(remote, args, remote.token.Redact(lastLines(stderr.content.String(), 6)), err)
 }
 
 func environment(remote Remote) []string {
@@ -336,6 +361,7 @@ func environment(remote Remote) []string {
 		{"core.deltaBaseCacheLimit", "32m"},
 		{"core.packedGitLimit", "128m"},
 		{"gc.auto", "0"},
+		{"fetch.unpackLimit", "1"}, // a pack is read faster than single files
 		{"maintenance.auto", "false"},
 		{"advice.detachedHead", "false"},
 		{"protocol.version", "2"},

@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
-	"regexp"
 	"strings"
 
 	"fabrique/steps/step"
@@ -83,7 +82,7 @@ func (s Secret) Redact(text string) string {
 			text = strings.ReplaceAll(text, form, mask)
 		}
 	}
-	return RedactURLs(text)
+	return step.RedactURLs(text)
 }
 
 // BasicUser is the user name sent with a token as HTTP basic authentication.
@@ -94,11 +93,4 @@ const BasicUser = "fabrique"
 // as HTTP basic authentication (RFC 7617).
 func (s Secret) BasicAuth() string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(BasicUser+":"+s.value))
-}
-
-var userInfo = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^/@\s"']+@`)
-
-// RedactURLs masks "user:password@" in every URL that text holds.
-func RedactURLs(text string) string {
-	return userInfo.ReplaceAllString(text, "${1}"+mask+"@")
 }

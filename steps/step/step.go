@@ -61,7 +61,7 @@ func Main[R any](spec Spec[R]) {
 
 // Execute runs the step with args and gives its exit code.
 func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, stderr io.Writer) int {
-	log := NewLogger(stderr)
+	log := NewLogger(stderr, slog.LevelInfo)
 	var outputs string
 	timeout := spec.Timeout
 	var result R
@@ -102,6 +102,9 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 	cmd.Flags().DurationVar(&timeout, "timeout", spec.Timeout, "deadline for the whole step")
 
 	err := cmd.ExecuteContext(ctx)
+	if outputs == "" && err != nil {
+		outputs = outputsFolder(args) // the flags were read only as far as the first unknown one
+	}
 	if !ran && err != nil && ExitCode(err) == ExitRetry {
 		err = Invalidf("%w; see %s --help", err, spec.Use) // cobra's own complaints about the arguments
 	}
@@ -124,6 +127,20 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 	return ExitOK
 }
 
+// outputsFolder finds --outputs in arguments that cannot be parsed, or in the
+// environment.
+func outputsFolder(args []string) string {
+	for i, arg := range args {
+		if value, ok := strings.CutPrefix(arg, "--outputs="); ok {
+			return value
+		}
+		if arg == "--outputs" && i+1 < len(args) {
+			return args[i+1]
+		}
+	}
+	return os.Getenv(EnvName("outputs"))
+}
+
 const contractHelp = `Every flag falls back to an environment variable: --some-flag to FABRIQUE_SOME_FLAG.
 The result is one JSON object, the last line of standard output; logs go to standard error.
 
@@ -132,12 +149,19 @@ Exit codes: 0 done, also when there was nothing to do
             2 bad input or configuration
             3 the source is at fault (Dockerfile missing, build failed)`
 
-// NewLogger logs to w: text when w is a terminal, JSON lines otherwise.
-func NewLogger(w io.Writer) *slog.Logger {
+// NewLogger logs to w from a level on: text when w is a terminal, JSON lines
+// otherwise. Every text in it goes through [Printable].
+func NewLogger(w io.Writer, level slog.Level) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindString {
+			a.Value = slog.StringValue(Printable(a.Value.String()))
+		}
+		return a
+	}}
 	if IsTerminal(w) {
-		return slog.New(slog.NewTextHandler(w, nil))
+		return slog.New(slog.NewTextHandler(w, options))
 	}
-	return slog.New(slog.NewJSONHandler(w, nil))
+	return slog.New(slog.NewJSONHandler(w, options))
 }
 
 // IsTerminal reports whether w is a terminal.
@@ -162,7 +186,7 @@ func WriteOutputs(dir string, result any, failure error) error {
 	}
 	text := ""
 	if failure != nil {
-		text = failure.Error()
+		text = Printable(failure.Error())
 	}
 	if err := os.WriteFile(filepath.Join(dir, "error"), []byte(text), 0o644); err != nil {
 		return Invalidf("writing the --outputs: %w", err)

@@ -166,13 +166,25 @@ func TestOutputs(t *testing.T) {
 			}
 		})
 	}
-	t.Run("bad input", func(t *testing.T) {
-		dir := t.TempDir()
-		execute(t.Context(), succeed, "--revision", "main", "--outputs", dir)
-		if raw, err := os.ReadFile(filepath.Join(dir, "error")); err != nil || !strings.Contains(string(raw), "full commit id") {
-			t.Errorf("the error file: %q, %v", raw, err)
+	for says, args := range map[string][]string{
+		"full commit id": {"--revision", "main"},
+		"unknown flag":   {"--bogus"},
+		"missing":        {},
+		"extra":          {"--revision", revision, "extra"},
+	} {
+		for _, form := range []func(string) []string{
+			func(dir string) []string { return []string{"--outputs", dir} },
+			func(dir string) []string { return []string{"--outputs=" + dir} },
+			func(dir string) []string { t.Setenv("FABRIQUE_OUTPUTS", dir); return nil },
+		} {
+			dir := filepath.Join(t.TempDir(), "outputs")
+			execute(t.Context(), succeed, append(args, form(dir)...)...)
+			if raw, err := os.ReadFile(filepath.Join(dir, "error")); err != nil || !strings.Contains(string(raw), says) {
+				t.Errorf("%v: the error file: %q, %v; want %q in it", args, raw, err, says)
+			}
+			os.Unsetenv("FABRIQUE_OUTPUTS")
 		}
-	})
+	}
 }
 
 func TestCutOff(t *testing.T) {
@@ -207,5 +219,51 @@ func TestLogsAreJSONOffTerminal(t *testing.T) {
 	}
 	if line.Level != "ERROR" || line.Msg != "parsing it" || line.ExitCode != 2 {
 		t.Errorf("got %+v", line)
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	digest := "registry:80/citation:7222512345e2@sha256:" + strings.Repeat("0a", 32)
+	for in, want := range map[string]string{
+		"plain ünïcode\n\ttext":                     "plain ünïcode\n\ttext",
+		"\x1b[2J\x1b]0;title\a and \u202e":          "\uFFFD[2J\uFFFD]0;title\uFFFD and \uFFFD",
+		"a\rb\x00c\x7f":                             "a\uFFFDb\uFFFDc\uFFFD",
+		"\xff\xfe":                                  "\uFFFD",
+		"http://user:pass@host/x https://u@h":       "http://***@host/x https://***@h",
+		`parsing "bob:hunter2@registry:80/x": want`: `parsing "***@registry:80/x": want`,
+		"Ada <ada@bench.invalid>, " + digest:        "Ada <ada@bench.invalid>, " + digest,
+	} {
+		if got := step.Printable(in); got != want {
+			t.Errorf("Printable(%q) = %q, want %q", in, got, want)
+		}
+	}
+	long := "the beginning " + strings.Repeat("é", 1<<20) + " the end"
+	got := step.Printable(long)
+	if len(got) > 16<<10 || !strings.HasPrefix(got, "the beginning") || !strings.HasSuffix(got, "the end") {
+		t.Errorf("a message of %d bytes became one of %d bytes: %.30q … %q", len(long), len(got), got, got[len(got)-10:])
+	}
+}
+
+func FuzzPrintable(f *testing.F) {
+	f.Add("http://user:pass@host \x1b[0m")
+	f.Fuzz(func(t *testing.T, s string) {
+		if got := step.Printable(s); len(got) > 16<<10 || strings.ContainsAny(got, "\x1b\r\x00\a") {
+			t.Errorf("Printable(%q) = %q", s, got)
+		}
+	})
+}
+
+// Neither a log line nor an output holds what the caller's input smuggled in.
+func TestHostileError(t *testing.T) {
+	dir := t.TempDir()
+	_, _, stderr := execute(t.Context(), fail(step.Sourcef("building: \x1b[31m http://user:hunter2@host and bob:hunter2@host")), "--revision", revision, "--outputs", dir)
+	raw, err := os.ReadFile(filepath.Join(dir, "error"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{stderr, string(raw)} {
+		if strings.Contains(text, "hunter2") || strings.Contains(text, "\x1b") || strings.Contains(text, `\u001b`) {
+			t.Errorf("it holds a password or an escape code: %q", text)
+		}
 	}
 }

@@ -87,7 +87,7 @@ func settled(p *plan, r record.Record, d Deployment) bool {
 		p.outcome, p.reason = Held, r.Hold
 	case r.RollbackOf == d.SourceKey:
 		p.outcome, p.reason = Held, "this source was rolled back; it is held until the source changes"
-	case r.Revision == d.Revision && r.SourceKey == d.SourceKey && r.Digest != "":
+	case r.Revision == d.Revision && r.SourceKey == d.SourceKey && r.Digest != "" && r.TargetRevision == string(d.Revision):
 		p.outcome, p.reason = Unchanged, "the record has this revision and source already"
 		if r.Digest != d.Digest {
 			p.reason += ", with the digest of another build; it stays as it is"
