@@ -72,9 +72,10 @@ func TestSettled(t *testing.T) {
 		"held and the same":       {record.Record{Hold: "because", Revision: revisionA, SourceKey: key("1"), Digest: "sha256:1"}, Held},
 		"rolled back":             {record.Record{Revision: revisionB, SourceKey: key("2"), RollbackOf: key("1")}, Held},
 		"another rolled back":     {record.Record{Revision: revisionB, SourceKey: key("2"), RollbackOf: key("3")}, ""},
-		"the same":                {record.Record{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:1"}, Unchanged},
-		"the same, other digest":  {record.Record{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:2"}, Unchanged},
-		"the same without digest": {record.Record{Revision: revisionA, SourceKey: key("1")}, ""},
+		"the same":                {record.Record{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:1", TargetRevision: string(revisionA)}, Unchanged},
+		"the same, other digest":  {record.Record{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:2", TargetRevision: string(revisionA)}, Unchanged},
+		"the same, other target":  {record.Record{Revision: revisionA, SourceKey: key("1"), Digest: "sha256:1", TargetRevision: "main"}, ""},
+		"the same without digest": {record.Record{Revision: revisionA, SourceKey: key("1"), TargetRevision: string(revisionA)}, ""},
 		"the same revision only":  {record.Record{Revision: revisionA, SourceKey: key("2"), Digest: "sha256:1"}, ""},
 		"the same source only":    {record.Record{Revision: revisionB, SourceKey: key("1"), Digest: "sha256:1"}, ""},
 	} {
