@@ -2,8 +2,8 @@
 // repository at the head of its branch with the records of what is deployed.
 // Nothing else decides; an event is only a hint to compare now.
 //
-// An app is due when its source key at the head is not the recorded one, and
-// nothing holds it. The number of requests to the server does not depend on the
+// An app is due when its source key at the head is not the recorded one, or the
+// record does not deploy what it says is deployed, and nothing holds it. The number of requests to the server does not depend on the
 // number of apps: the branch, the trees (no file content) of one commit and the
 // records of one commit are fetched with the git protocol.
 package reconcile
@@ -91,6 +91,7 @@ const (
 	NeverBuilt    = "never built"
 	SourceChanged = "source changed"
 	NoDigest      = "the record has no digest"
+	OtherTarget   = "targetRevision is not the deployed revision"
 	UpToDate      = "up to date"
 	RolledBack    = "held: rolled back, until the source changes"
 )
@@ -393,6 +394,8 @@ func due(r record.Record, key gitref.SourceKey) (bool, string) {
 		return true, SourceChanged
 	case r.Digest == "":
 		return true, NoDigest
+	case r.TargetRevision != string(r.Revision):
+		return true, OtherTarget
 	}
 	return false, UpToDate
 }

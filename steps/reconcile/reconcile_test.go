@@ -23,11 +23,13 @@ import (
 	"fabrique/bench/fault"
 	"fabrique/bench/parts"
 	"fabrique/steps/git"
+	"fabrique/steps/gitea"
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
 	"fabrique/steps/record"
 	"fabrique/steps/secret"
 	"fabrique/steps/step"
+	"fabrique/steps/writeback"
 )
 
 func TestMain(m *testing.M) { parts.Main(m) }
@@ -261,7 +263,7 @@ func TestReasons(t *testing.T) {
 	source := files{"apps/one/Dockerfile": "FROM scratch\n", "apps/two/Dockerfile": "FROM scratch\nLABEL two=2\n", "lib/x": "x"}
 	first := w.pushSource(source)
 	apps := files{"README.md": "no record\n", "sub/ignored.yaml": "kind: ConfigMap\n"}
-	for _, name := range []string{"current", "stale", "held", "rolled-back", "undigested", "never"} {
+	for _, name := range []string{"current", "stale", "held", "rolled-back", "undigested", "retargeted", "never"} {
 		apps["sub/"+name+".yaml"] = application(name, "fabrique/context: apps/one")
 	}
 	w.pushApps(apps)
@@ -294,20 +296,23 @@ func TestReasons(t *testing.T) {
 	edit("held", record.Change{Hold: &hold})
 	edit("rolled-back", record.Change{RollbackOf: &key})
 	edit("undigested", record.Change{})
+	edit("retargeted", record.Change{})
+	apps["sub/retargeted.yaml"] = regexp.MustCompile(`targetRevision: .*`).ReplaceAllString(apps["sub/retargeted.yaml"], "targetRevision: main")
 	apps["sub/undigested.yaml"] = regexp.MustCompile(`(?m)^.*@sha256:.*\n`).ReplaceAllString(apps["sub/undigested.yaml"], "")
 	apps["sub/undigested.yaml"] = regexp.MustCompile(`(?m)^.*images:.*\n`).ReplaceAllString(apps["sub/undigested.yaml"], "")
 	w.pushApps(apps)
 	plan = w.run()
 	if diff := cmp.Diff(map[string]string{
 		"current": "up to date", "stale": "due: source changed", "held": "held: a freeze",
-		"rolled-back": "held: rolled back, until the source changes", "undigested": "due: the record has no digest", "never": "due: never built",
+		"rolled-back": "held: rolled back, until the source changes", "undigested": "due: the record has no digest",
+		"retargeted": "due: targetRevision is not the deployed revision", "never": "due: never built",
 	}, verdicts(plan)); diff != "" {
 		t.Error(diff)
 	}
 	if a := find(t, plan, "current"); a.DeployedRevision != first || a.DeployedSourceKey != key || a.DeployedDigest == "" {
 		t.Errorf("what is deployed of %+v", a)
 	}
-	if got := len(plan.Due()); got != 3 {
+	if got := len(plan.Due()); got != 4 {
 		t.Errorf("%d apps are due", got)
 	}
 
@@ -324,7 +329,8 @@ func TestReasons(t *testing.T) {
 	plan = w.run()
 	if diff := cmp.Diff(map[string]string{
 		"current": "due: source changed", "stale": "due: source changed", "held": "held: a freeze",
-		"rolled-back": "due: source changed", "undigested": "due: source changed", "never": "due: never built",
+		"rolled-back": "due: source changed", "undigested": "due: source changed",
+		"retargeted": "due: source changed", "never": "due: never built",
 	}, verdicts(plan)); diff != "" {
 		t.Error(diff)
 	}
@@ -339,7 +345,7 @@ func TestReasons(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(Result{Head: second, Revision: first, Superseded: true, Due: []App{}, Broken: []Broken{}, Apps: 6}, result); diff != "" {
+	if diff := cmp.Diff(Result{Head: second, Revision: first, Superseded: true, Due: []App{}, Broken: []Broken{}, Apps: 7}, result); diff != "" {
 		t.Error(diff)
 	}
 	if plan, err = Run(t.Context(), quiet, o); err != nil || verdicts(plan)["current"] != "superseded by "+string(second) {
@@ -347,7 +353,7 @@ func TestReasons(t *testing.T) {
 	}
 	// Exactly the head, told by an event.
 	o.Revision = second
-	if result, err = Decide(t.Context(), quiet, o); err != nil || result.Superseded || len(result.Due) != 5 {
+	if result, err = Decide(t.Context(), quiet, o); err != nil || result.Superseded || len(result.Due) != 6 {
 		t.Error(result, err)
 	}
 	// One app only.
@@ -357,7 +363,7 @@ func TestReasons(t *testing.T) {
 	}
 	o.Only = []string{"nobody"}
 	_, err = Decide(t.Context(), quiet, o)
-	fails(t, err, step.ExitInvalid, `looking for the app "nobody": it is not declared; declared are: current, held, never, rolled-back, stale, undigested`)
+	fails(t, err, step.ExitInvalid, `looking for the app "nobody": it is not declared; declared are: current, held, never, retargeted, rolled-back, stale, undigested`)
 	o.Only = nil
 	// Force push to what was there before.
 	if _, err := w.gitea.Git(t.Context(), t.TempDir(), "init", "--quiet", "--bare", "."); err != nil {
@@ -377,6 +383,74 @@ func TestReasons(t *testing.T) {
 	o.Revision = "7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210"
 	_, err = Run(t.Context(), quiet, o)
 	fails(t, err, step.ExitInvalid, "fetching commit ID from http://gitea:3000/reasons/source.git: the commit does not exist there, or the server does not give it by its id (git: fatal: remote error: upload-pack: not our ref ID)")
+}
+
+// What is due ends with its deployment: a plan, the deployment of what is due
+// and a second plan, which has nothing to do, for everything that a person may
+// do to a deployed record.
+func TestDeployedIsNotDueAgain(t *testing.T) {
+	w := newWorld(t, "again")
+	source := files{"app/Dockerfile": "FROM scratch\n"}
+	w.pushSource(source)
+	const file = "one.yaml"
+	apps := files{file: application("one", "fabrique/context: app")}
+	w.pushApps(apps)
+	client := func(token secret.Secret) *gitea.Client {
+		c, err := gitea.New(w.gitea.URL, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	o := writeback.Options{
+		Writer: client(w.project.Writer), Reader: client(w.project.Reader),
+		Apps: gitea.Repository(w.project.Apps), AppsBranch: "main", Record: file, App: "one",
+		Source: gitea.Repository(w.project.Source), SourceBranch: "main",
+		Author: gitea.Author{Name: "Fabrique", Email: "fabrique@example.org"}, MaxWait: time.Minute,
+	}
+	// settle deploys what is due for the reason and checks that nothing is left.
+	settle := func(reason string) {
+		t.Helper()
+		a := find(t, w.run(), "one")
+		if !a.Due || a.Reason != reason {
+			t.Fatalf("due %v, %q, want %q", a.Due, a.Reason, reason)
+		}
+		result, err := writeback.Deploy(t.Context(), quiet, o, writeback.Deployment{
+			Revision: a.Revision, SourceKey: a.SourceKey,
+			Repository: image.Repository{Registry: "registry:80", Name: a.Image}, Digest: image.Digest("sha256:" + strings.Repeat("ab", 32)),
+		})
+		if err != nil || result.Result != writeback.Updated {
+			t.Fatalf("%s: %+v, %v", reason, result, err)
+		}
+		if a = find(t, w.run(), "one"); a.Due || a.Reason != UpToDate {
+			t.Fatalf("after the deployment: due %v, %q", a.Due, a.Reason)
+		}
+	}
+	// edit changes the record by hand.
+	edit := func(pattern, with string) {
+		t.Helper()
+		content, err := o.Writer.File(t.Context(), o.Apps, "main", file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := regexp.MustCompile(pattern).ReplaceAllString(string(content.Content), with)
+		if changed == string(content.Content) {
+			t.Fatalf("%q changes nothing in\n%s", pattern, changed)
+		}
+		w.pushApps(files{file: changed})
+	}
+	settle(NeverBuilt)
+	edit(`targetRevision: .*`, "targetRevision: main")
+	settle(OtherTarget)
+	edit(`(?m)^.*targetRevision: .*\n`, "")
+	settle(OtherTarget)
+	edit(`@sha256:[0-9a-f]+`, ":latest")
+	settle(NoDigest)
+	edit(`targetRevision: .*`, "targetRevision: "+strings.Repeat("1", 40))
+	w.pushSource(source.with(files{"README": "the head moves, the app does not"}))
+	settle(OtherTarget)
+	w.pushSource(source.with(files{"app/new": "x"}))
+	settle(SourceChanged)
 }
 
 // Broken records are told by name and stop nobody else.
