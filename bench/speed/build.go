@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	buildRounds  = 15
+	buildRounds  = 25
 	contextFiles = 400
 )
 
@@ -97,7 +97,6 @@ WORKDIR /app
 COPY requirements.txt ./
 RUN sha256sum requirements.txt > installed.txt
 COPY . .
-RUN sha256sum src/part_3/file_007.py > compiled.txt
 CMD ["sh"]
 `, base),
 		"requirements.txt": []byte("dagster\nduckdb\n"),

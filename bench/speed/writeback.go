@@ -13,7 +13,7 @@ import (
 	"fabrique/steps/gitref"
 )
 
-const writebackRounds = 9
+const writebackRounds = 13
 
 // writeback measures an update by gitea-writeback against curl, which makes the
 // two calls that no writer can do without: GET and PUT of the file's contents.
