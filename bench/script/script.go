@@ -35,12 +35,13 @@ func Run(t *testing.T, variables map[string]string, secrets ...secret.Secret) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": func(ts *testscript.TestScript, _ bool, args []string) { exits(ts, args, secrets) },
+			"exits": func(ts *testscript.TestScript, _ bool, args []string) { Exits(ts, args, secrets...) },
 		},
 	})
 }
 
-func exits(ts *testscript.TestScript, args []string, secrets []secret.Secret) {
+// Exits is the command "exits": args are the exit code and the command line.
+func Exits(ts *testscript.TestScript, args []string, secrets ...secret.Secret) {
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)
 	got := 0

@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -15,6 +13,7 @@ import (
 	"fabrique/bench/baseimage"
 	"fabrique/bench/binaries"
 	"fabrique/bench/parts"
+	"fabrique/bench/script"
 	"fabrique/steps/secret"
 )
 
@@ -56,7 +55,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("NAME", name)
 			env.Setenv("BUILDER", buildkit.Address)
 			env.Values["project"] = project
-			return configure(env, project, buildkit.Address)
+			return configure(env.WorkDir, project, buildkit.Address)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"push": func(ts *testscript.TestScript, _ bool, args []string) {
@@ -64,7 +63,10 @@ func TestScripts(t *testing.T) {
 				ts.Check(err)
 				ts.Setenv("HEAD", head)
 			},
-			"exits": exits,
+			"exits": func(ts *testscript.TestScript, _ bool, args []string) {
+				project := ts.Value("project").(parts.Project)
+				script.Exits(ts, args, project.Reader, project.Writer)
+			},
 			"record": func(ts *testscript.TestScript, _ bool, args []string) {
 				content, err := gitea.Git(ctx, checkout(ctx, ts, gitea, ts.Getenv("APPS")), "show", "HEAD:"+args[0])
 				ts.Check(err)
@@ -85,17 +87,17 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// configure writes the script's fabrique.yaml and token files.
-func configure(env *testscript.Env, p parts.Project, builder string) error {
-	if err := os.Mkdir(filepath.Join(env.WorkDir, "secrets"), 0o700); err != nil {
+// configure writes fabrique.yaml and the token files into dir.
+func configure(dir string, p parts.Project, builder string) error {
+	if err := os.Mkdir(filepath.Join(dir, "secrets"), 0o700); err != nil {
 		return err
 	}
 	for name, token := range map[string]secret.Secret{"reader": p.Reader, "writer": p.Writer} {
-		if err := os.WriteFile(filepath.Join(env.WorkDir, "secrets", name), []byte(token.Reveal()+"\n"), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "secrets", name), []byte(token.Reveal()+"\n"), 0o600); err != nil {
 			return err
 		}
 	}
-	return os.WriteFile(filepath.Join(env.WorkDir, "fabrique.yaml"), fmt.Appendf(nil, `gitea:
+	return os.WriteFile(filepath.Join(dir, "fabrique.yaml"), fmt.Appendf(nil, `gitea:
   url: %s
   reader: {tokenFile: secrets/reader}
   writer: {tokenFile: secrets/writer}
@@ -104,32 +106,6 @@ apps: {repository: %s}
 registry: {address: registry:80, plainHTTP: true}
 builder: {address: %s}
 `, parts.GiteaURL, p.Source, p.Apps, builder), 0o644)
-}
-
-// exits runs a program of the script and wants its exact exit code.
-func exits(ts *testscript.TestScript, _ bool, args []string) {
-	want, err := strconv.Atoi(args[0])
-	ts.Check(err)
-	got := 0
-	if err := ts.Exec(args[1], args[2:]...); err != nil {
-		failure, ok := err.(*exec.ExitError)
-		if !ok {
-			ts.Fatalf("running %v: %v", args[1:], err)
-		}
-		got = failure.ExitCode()
-	}
-	if got != want {
-		ts.Fatalf("%v: exit code %d, want %d", args[1:], got, want)
-	}
-	// Whatever happened, no token may be in what the program wrote.
-	project := ts.Value("project").(parts.Project)
-	for _, output := range []string{ts.ReadFile("stdout"), ts.ReadFile("stderr")} {
-		for _, token := range []secret.Secret{project.Reader, project.Writer} {
-			if strings.Contains(output, token.Reveal()) || strings.Contains(output, token.BasicAuth()) {
-				ts.Fatalf("%v: a token stands in its output", args[1:])
-			}
-		}
-	}
 }
 
 // checkout clones a repository with its history into a new folder.
