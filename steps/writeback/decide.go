@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"fabrique/steps/gitea"
 	"fabrique/steps/gitref"
@@ -14,23 +15,20 @@ import (
 
 // planDeploy decides about a deployment. A normal update costs three requests
 // before the write: the record, its history (at the same time) and the ancestry.
-func (o Options) planDeploy(ctx context.Context, d Deployment) (plan, error) {
-	history := o.startHistory(ctx)
-	file, r, found, err := o.read(ctx, d.CreateFrom != nil)
-	if err != nil {
-		return plan{}, err
-	}
-	if !found {
+func (o Options) planDeploy(ctx context.Context, c current, d Deployment) (plan, error) {
+	if !c.found {
 		return o.planCreate(d)
 	}
-	p := plan{read: file, before: r, base: file.Content}
+	r := c.record
+	p := plan{base: c.file.Content}
 	if settled(&p, r, d) {
 		return p, nil
 	}
 
 	// The ancestry is asked while the history is still on its way.
-	ancestry := o.startAncestry(ctx, r.Revision, d.Revision)
-	commits, err := history()
+	ancestry := sync.OnceValues(func() (string, error) { return o.older(ctx, r.Revision, d.Revision) })
+	go ancestry()
+	commits, err := c.history()
 	if errors.Is(err, gitea.ErrNotFound) {
 		// It was there a moment ago.
 		err = step.Retryf("%w", err)
@@ -120,12 +118,9 @@ func (p *plan) deploy(d Deployment) {
 	p.subject = "deploy " + d.Revision.Short()
 }
 
-func (o Options) planRollback(ctx context.Context, d Deployment) (plan, error) {
-	file, r, _, err := o.read(ctx, false)
-	if err != nil {
-		return plan{}, err
-	}
-	p := plan{read: file, before: r, base: file.Content, outcome: Updated}
+func (o Options) planRollback(c current, d Deployment) (plan, error) {
+	r := c.record
+	p := plan{base: c.file.Content, outcome: Updated}
 	if r.Revision == d.Revision && r.SourceKey == d.SourceKey && r.RollbackOf != "" {
 		p.outcome, p.reason = Unchanged, "the record is rolled back to this revision already"
 		return p, nil
@@ -147,64 +142,27 @@ func (o Options) planRollback(ctx context.Context, d Deployment) (plan, error) {
 	return p, nil
 }
 
-func (o Options) planHold(ctx context.Context, reason string) (plan, error) {
-	file, r, _, err := o.read(ctx, false)
-	if err != nil {
-		return plan{}, err
-	}
-	p := plan{read: file, before: r, base: file.Content, outcome: Updated, reason: reason}
-	if r.Hold == reason {
+func planHold(c current, reason string) plan {
+	p := plan{base: c.file.Content, outcome: Updated, reason: reason}
+	if c.record.Hold == reason {
 		p.outcome = Unchanged
-		return p, nil
+		return p
 	}
 	p.change.Hold = &reason
 	p.subject = "hold: " + reason
-	return p, nil
+	return p
 }
 
-func (o Options) planRelease(ctx context.Context) (plan, error) {
-	file, r, _, err := o.read(ctx, false)
-	if err != nil {
-		return plan{}, err
-	}
-	p := plan{read: file, before: r, base: file.Content, outcome: Updated}
-	if r.Hold == "" && r.RollbackOf == "" {
+func planRelease(c current) plan {
+	p := plan{base: c.file.Content, outcome: Updated}
+	if c.record.Hold == "" && c.record.RollbackOf == "" {
 		p.outcome, p.reason = Unchanged, "nothing holds it"
-		return p, nil
+		return p
 	}
 	noHold, noKey := "", gitref.SourceKey("")
 	p.change.Hold, p.change.RollbackOf = &noHold, &noKey
 	p.subject = "release"
-	return p, nil
-}
-
-// startHistory asks for the record's history and gives a function that waits
-// for it.
-func (o Options) startHistory(ctx context.Context) func() ([]gitea.Commit, error) {
-	return start(func() ([]gitea.Commit, error) {
-		return o.Writer.History(ctx, o.Apps, o.AppsBranch, o.Record)
-	})
-}
-
-func (o Options) startAncestry(ctx context.Context, recorded, next gitref.Revision) func() (string, error) {
-	return start(func() (string, error) { return o.older(ctx, recorded, next) })
-}
-
-// start runs f at once and gives a function that waits for what it returns.
-func start[T any](f func() (T, error)) func() (T, error) {
-	type outcome struct {
-		value T
-		err   error
-	}
-	done := make(chan outcome, 1)
-	go func() {
-		value, err := f()
-		done <- outcome{value, err}
-	}()
-	return func() (T, error) {
-		o := <-done
-		return o.value, o.err
-	}
+	return p
 }
 
 // older says why next must not replace recorded, or "" if it may: recorded is

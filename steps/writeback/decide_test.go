@@ -87,16 +87,19 @@ func TestSettled(t *testing.T) {
 }
 
 func TestBackoff(t *testing.T) {
-	b := newBackoff()
-	for i := range 20 {
-		ceiling := min(firstPause<<(i+1), longestDoubling)
-		if pause := b.next(0); pause < ceiling/10 || pause > ceiling+ceiling/10 {
-			t.Errorf("attempt %d: %s with a ceiling of %s", i, pause, ceiling)
+	within := func(pause, ceiling time.Duration) {
+		t.Helper()
+		if pause < ceiling/10 || pause > ceiling+ceiling/10 {
+			t.Errorf("%s with a ceiling of %s", pause, ceiling)
 		}
 	}
-	if pause := b.next(time.Hour); pause < longestPause/10 || pause > longestPause+longestPause/10 {
-		t.Errorf("after a slow write: %s", pause)
+	b := newBackoff(4 * time.Minute)
+	for i := range 20 {
+		within(b.next(0), min(firstPause<<(i+1), longestDoubling))
 	}
+	within(b.next(2*time.Second), 16*time.Second)
+	within(b.next(time.Hour), time.Minute)
+	within(newBackoff(0).next(time.Hour), firstPause)
 }
 
 func FuzzParseTrailers(f *testing.F) {

@@ -144,7 +144,7 @@ func (w *world) edit(ctx context.Context, app, line string) {
 		return
 	}
 	repo, path := gitea.Repository(w.project.Apps), gitref.Path(app+".yaml")
-	for pause := newBackoff(); ; {
+	for pause := newBackoff(10 * time.Minute); ; {
 		started := time.Now()
 		file, err := c.File(ctx, repo, "main", path)
 		if err == nil {

@@ -33,6 +33,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"fabrique/steps/gitea"
@@ -94,14 +95,18 @@ type Result struct {
 // exist, the record is broken, or a token is refused; 1 when Gitea cannot be
 // reached or conflicts lasted longer than MaxWait.
 func Deploy(ctx context.Context, log *slog.Logger, o Options, d Deployment) (Result, error) {
-	return o.loop(ctx, log, func(ctx context.Context) (plan, error) { return o.planDeploy(ctx, d) })
+	return o.loop(ctx, log, attempts{
+		decide:  func(ctx context.Context, c current) (plan, error) { return o.planDeploy(ctx, c, d) },
+		history: true,
+		create:  d.CreateFrom != nil,
+	})
 }
 
 // Rollback sets the record back to an older deployment on a person's order, and
 // holds back the source that it had until a newer commit changes the app.
 // Rolling back again from there goes on holding back the first.
 func Rollback(ctx context.Context, log *slog.Logger, o Options, d Deployment) (Result, error) {
-	return o.loop(ctx, log, func(ctx context.Context) (plan, error) { return o.planRollback(ctx, d) })
+	return o.loop(ctx, log, attempts{decide: func(_ context.Context, c current) (plan, error) { return o.planRollback(c, d) }})
 }
 
 // Hold keeps everything from being deployed, for a reason that people will read.
@@ -109,20 +114,26 @@ func Hold(ctx context.Context, log *slog.Logger, o Options, reason string) (Resu
 	if reason = record.OneLine(reason); reason == "" {
 		return Result{App: o.App}, step.Invalidf("holding the app %q: want a reason; it is what people will read", o.App)
 	}
-	return o.loop(ctx, log, func(ctx context.Context) (plan, error) { return o.planHold(ctx, reason) })
+	return o.loop(ctx, log, attempts{decide: func(_ context.Context, c current) (plan, error) { return planHold(c, reason), nil }})
 }
 
 // Release ends a hold and a rollback: the next comparison deploys the newest
 // source.
 func Release(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
-	return o.loop(ctx, log, o.planRelease)
+	return o.loop(ctx, log, attempts{decide: func(_ context.Context, c current) (plan, error) { return planRelease(c), nil }})
 }
 
-// plan is what to do about a record as it was read.
-type plan struct {
-	read   gitea.File    // zero if there is no record
-	before record.Record // zero if there is no record
+// current is the record as it was read.
+type current struct {
+	file   gitea.File    // zero if there is no record
+	record record.Record // zero if there is no record
+	found  bool
+	// history waits for the file's newest commits.
+	history func() ([]gitea.Commit, error)
+}
 
+// plan is what to do about the current record.
+type plan struct {
 	outcome string
 	reason  string
 	change  record.Change // to commit; none leaves the record alone
@@ -133,10 +144,10 @@ type plan struct {
 func (p plan) writes() bool { return p.change != (record.Change{}) }
 
 // loop reads, decides and writes until it is done.
-func (o Options) loop(ctx context.Context, log *slog.Logger, decide func(context.Context) (plan, error)) (Result, error) {
+func (o Options) loop(ctx context.Context, log *slog.Logger, a attempts) (Result, error) {
 	deadline := time.Now().Add(o.MaxWait)
-	a := attempts{Options: o, decide: decide, patience: 5}
-	wait := newBackoff()
+	a.Options, a.patience = o, 5
+	wait := newBackoff(o.MaxWait)
 	result := Result{App: o.App}
 	for {
 		result.Attempts++
@@ -164,8 +175,15 @@ func (o Options) loop(ctx context.Context, log *slog.Logger, decide func(context
 // attempts is what one attempt must know of those before it.
 type attempts struct {
 	Options
-	decide   func(context.Context) (plan, error)
-	patience int // how often to let others go first on a busy server
+	decide   func(context.Context, current) (plan, error)
+	history  bool // ask for the history together with the record
+	create   bool // a record that is not there can be made
+	patience int  // how often to let others go first on a busy server
+
+	// What was decided about which state of the file. As long as nobody commits
+	// to this file, losing a race to the commit of another costs no new decision.
+	blob, commit string
+	decided      plan
 
 	// The last write, which may have been made whatever Gitea answered.
 	sent     []byte
@@ -183,15 +201,15 @@ type done struct {
 // the last request took.
 func (a *attempts) next(ctx context.Context) (done, time.Duration, error) {
 	started := time.Now()
-	p, err := a.decide(ctx)
+	c, p, err := a.consider(ctx)
 	took := time.Since(started)
 	switch {
 	case err != nil:
 		return done{}, took, err
-	case a.sent != nil && bytes.Equal(p.read.Content, a.sent):
-		return done{a.intended, a.sent, p.read.LastCommit}, 0, nil // the answer was lost, the commit was not
+	case a.sent != nil && bytes.Equal(c.file.Content, a.sent):
+		return done{a.intended, a.sent, c.file.LastCommit}, 0, nil // the answer was lost, the commit was not
 	case !p.writes():
-		return done{p, p.read.Content, ""}, 0, nil
+		return done{p, c.file.Content, ""}, 0, nil
 	case took > busy && a.patience > 0:
 		// Many writers at once make each other fail. Those that wait may find
 		// that nothing is left for them to write.
@@ -202,7 +220,7 @@ func (a *attempts) next(ctx context.Context) (done, time.Duration, error) {
 	if err != nil {
 		return done{}, 0, err
 	}
-	if p.read.SHA != "" && bytes.Equal(after, p.read.Content) {
+	if c.found && bytes.Equal(after, c.file.Content) {
 		p.outcome, p.reason = Unchanged, "the record says so already"
 		return done{p, after, ""}, 0, nil
 	}
@@ -213,13 +231,47 @@ func (a *attempts) next(ctx context.Context) (done, time.Duration, error) {
 	a.sent, a.intended = after, p
 	started = time.Now()
 	commit, err := a.Writer.WriteFile(ctx, a.Apps, a.AppsBranch, gitea.Write{
-		Path: a.Record, Content: after, SHA: p.read.SHA, Message: message, Author: a.Author,
+		Path: a.Record, Content: after, SHA: c.file.SHA, Message: message, Author: a.Author,
 	})
 	if errors.Is(err, gitea.ErrNotFound) {
 		// The record or its branch went away; reading again says which.
 		err = step.Retryf("%w", err)
 	}
 	return done{p, after, commit}, time.Since(started), err
+}
+
+// consider reads the record and decides, unless that is decided already.
+func (a *attempts) consider(ctx context.Context) (current, plan, error) {
+	c := current{history: sync.OnceValues(func() ([]gitea.Commit, error) {
+		return a.Writer.History(ctx, a.Apps, a.AppsBranch, a.Record)
+	})}
+	if a.history && a.blob == "" {
+		go c.history() // at the same time, as it will be needed
+	}
+	var err error
+	c.file, err = a.Writer.File(ctx, a.Apps, string(a.AppsBranch), a.Record)
+	switch {
+	case errors.Is(err, gitea.ErrNotFound):
+		if err := a.missing(ctx, a.create); err != nil {
+			return c, plan{}, err
+		}
+		c.file = gitea.File{}
+	case err != nil:
+		return c, plan{}, err
+	default:
+		if c.record, err = a.find(c.file.Content); err != nil {
+			return c, plan{}, err
+		}
+		c.found = true
+	}
+	if c.found && a.blob == c.file.SHA && a.commit == c.file.LastCommit {
+		return c, a.decided, nil
+	}
+	p, err := a.decide(ctx, c)
+	if err == nil {
+		a.blob, a.commit, a.decided = c.file.SHA, c.file.LastCommit, p
+	}
+	return c, p, err
 }
 
 // report gives the record as it is now.
@@ -253,23 +305,23 @@ func (o Options) find(content []byte) (record.Record, error) {
 }
 
 // backoff spaces attempts out: by chance, up to a ceiling that doubles with each
-// attempt and is never below four times what the last request took. Writers of
-// one repository get in each other's way for as long as a write takes, and a busy
-// server makes that longer.
-type backoff struct{ doubling time.Duration }
+// attempt and is never below eight times what the last request took. Writers of
+// one repository get in each other's way for as long as a write takes, and every
+// one more makes that longer; a window that grows with it brings any number of
+// them down to the few that the server can serve.
+type backoff struct{ doubling, longest time.Duration }
 
 const (
 	firstPause      = 100 * time.Millisecond
 	longestDoubling = 8 * time.Second
-	longestPause    = time.Minute
 	busy            = time.Second // a read that takes longer means that many want to write
 )
 
-func newBackoff() *backoff { return &backoff{firstPause} }
+func newBackoff(maxWait time.Duration) *backoff { return &backoff{firstPause, maxWait / 4} }
 
 func (b *backoff) next(took time.Duration) time.Duration {
 	b.doubling = min(2*b.doubling, longestDoubling)
-	ceiling := min(max(b.doubling, 4*took), longestPause)
+	ceiling := max(min(max(b.doubling, 8*took), b.longest), firstPause)
 	return ceiling/10 + rand.N(ceiling)
 }
 
@@ -301,20 +353,6 @@ func (o Options) missing(ctx context.Context, create bool) error {
 	}
 	return step.Invalidf("reading the record of the app %q: there is no file %q in %s, %s; declare the app by pushing its Application with the annotation %s there, or give one with --create-from",
 		o.App, o.Record, o.Apps, where, record.AnnotationContext)
-}
-
-// read gives the record, or false if there is none and create says that one may
-// be made.
-func (o Options) read(ctx context.Context, create bool) (gitea.File, record.Record, bool, error) {
-	file, err := o.Writer.File(ctx, o.Apps, string(o.AppsBranch), o.Record)
-	if errors.Is(err, gitea.ErrNotFound) {
-		return gitea.File{}, record.Record{}, false, o.missing(ctx, create)
-	}
-	if err != nil {
-		return gitea.File{}, record.Record{}, false, err
-	}
-	r, err := o.find(file.Content)
-	return file, r, true, err
 }
 
 // message is the commit's: a subject, and trailers with the state after it.
