@@ -31,10 +31,10 @@ func Parse(s string) (Args, error) {
 		pair = strings.TrimSpace(pair)
 		name, value, ok := strings.Cut(pair, "=")
 		if !ok {
-			return nil, step.Invalidf("parsing the build argument %q: want KEY=value, several separated by commas", clip(pair))
+			return nil, step.Invalidf("parsing the build argument %q: want KEY=value, several separated by commas", step.Clip(pair))
 		}
 		if _, twice := args[name]; twice {
-			return nil, step.Invalidf("parsing the build argument %q: it is given twice; keep one", clip(name))
+			return nil, step.Invalidf("parsing the build argument %q: it is given twice; keep one", step.Clip(name))
 		}
 		if err := Check(name, value); err != nil {
 			return nil, err
@@ -71,7 +71,7 @@ var (
 func Check(name, value string) error {
 	switch {
 	case !nameForm.MatchString(name):
-		return step.Invalidf("parsing the build argument %q: want a name of letters, digits and _, not starting with a digit", clip(name))
+		return step.Invalidf("parsing the build argument %q: want a name of letters, digits and _, not starting with a digit", step.Clip(name))
 	case strings.HasPrefix(name, "BUILDKIT_"):
 		return step.Invalidf("parsing the build argument %q: names that begin with BUILDKIT_ steer the builder itself and are not an app's to set", name)
 	case secretWord.MatchString(name) && !publicWord.MatchString(name):
@@ -99,11 +99,4 @@ func hasPassword(value string) bool {
 	}
 	_, set := u.User.Password()
 	return set
-}
-
-func clip(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "…"
-	}
-	return s
 }

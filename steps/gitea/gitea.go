@@ -62,7 +62,7 @@ var repositoryForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}/[A-Za-
 // ParseRepository accepts "owner/name". Exit code 2.
 func ParseRepository(s string) (Repository, error) {
 	if !repositoryForm.MatchString(s) || strings.Contains(s, "..") || strings.HasSuffix(s, ".git") {
-		return "", step.Invalidf("parsing the repository %q: want owner/name, as in cluster/apps, of letters, digits and ._-", clip(s))
+		return "", step.Invalidf("parsing the repository %q: want owner/name, as in cluster/apps, of letters, digits and ._-", step.Clip(s))
 	}
 	return Repository(s), nil
 }
@@ -82,9 +82,9 @@ func ParseURL(s string) (string, error) {
 	case u.User != nil:
 		return "", step.Invalidf("parsing Gitea's URL %q: it holds a user or password; take that out and put a token into a token file", u.Redacted())
 	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		return "", step.Invalidf("parsing Gitea's URL %q: want http://host:port or https://host", clip(s))
+		return "", step.Invalidf("parsing Gitea's URL %q: want http://host:port or https://host", step.Clip(s))
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
-		return "", step.Invalidf("parsing Gitea's URL %q: want no query and no fragment", clip(s))
+		return "", step.Invalidf("parsing Gitea's URL %q: want no query and no fragment", step.Clip(s))
 	}
 	return strings.TrimRight(s, "/"), nil
 }
@@ -178,18 +178,18 @@ func (c *Client) File(ctx context.Context, repo Repository, ref string, path git
 	case got.Type == "":
 		return File{}, step.Retryf("%s: Gitea's answer is empty", what)
 	case got.Type != "file":
-		return File{}, step.Invalidf("%s: it is a %s; name a file", what, clip(got.Type))
+		return File{}, step.Invalidf("%s: it is a %s; name a file", what, step.Clip(got.Type))
 	case got.Content == nil || got.Encoding == nil:
 		return File{}, step.Retryf("%s: Gitea gave no content for a file of %d bytes", what, got.Size)
 	case *got.Encoding != "base64":
-		return File{}, step.Retryf("%s: the content is encoded as %q, want base64", what, clip(*got.Encoding))
+		return File{}, step.Retryf("%s: the content is encoded as %q, want base64", what, step.Clip(*got.Encoding))
 	}
 	content, err := base64.StdEncoding.DecodeString(*got.Content)
 	if err != nil {
 		return File{}, step.Retryf("%s: the content is not base64", what)
 	}
 	if int64(len(content)) != got.Size || got.SHA != blobID(content, len(got.SHA)) {
-		return File{}, step.Retryf("%s: Gitea gave %d bytes for a file of %d bytes with blob id %s", what, len(content), got.Size, clip(got.SHA))
+		return File{}, step.Retryf("%s: Gitea gave %d bytes for a file of %d bytes with blob id %s", what, len(content), got.Size, step.Clip(got.SHA))
 	}
 	file := File{Path: string(path), Content: content, SHA: got.SHA}
 	if got.LastCommitSha != nil {
@@ -372,7 +372,7 @@ var lostRace = regexp.MustCompile(`(?i)cannot lock ref|failed to update ref|refe
 
 // failure turns a failed call into an error with exit code and advice.
 func (c *Client) failure(what string, answer *sdk.Response, cause error) error {
-	said := clip(oneLine(c.token.Redact(cause.Error())))
+	said := step.Clip(oneLine(c.token.Redact(cause.Error())))
 	if answer == nil || answer.Response == nil {
 		var network net.Error
 		switch {
@@ -421,11 +421,4 @@ func short(ref string) string {
 		return revision.Short()
 	}
 	return ref
-}
-
-func clip(s string) string {
-	if len(s) > 300 {
-		return strings.ToValidUTF8(s[:300], "") + "…"
-	}
-	return s
 }

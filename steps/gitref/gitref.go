@@ -24,7 +24,7 @@ var revisionForm = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 // "no commit" (a deleted branch in a push event).
 func ParseRevision(s string) (Revision, error) {
 	if !revisionForm.MatchString(s) {
-		return "", step.Invalidf("parsing the revision %q: want a full commit id of 40 or 64 lower-case hex digits", clip(s))
+		return "", step.Invalidf("parsing the revision %q: want a full commit id of 40 or 64 lower-case hex digits", step.Clip(s))
 	}
 	if strings.Trim(s, "0") == "" {
 		return "", step.Invalidf("parsing the revision %q: all zeros means that there is no commit (a deleted branch)", s)
@@ -52,7 +52,7 @@ var branchForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}$`)
 func ParseBranch(s string) (Branch, error) {
 	switch {
 	case !branchForm.MatchString(s):
-		return "", step.Invalidf("parsing the branch %q: want letters, digits and ._/+- only, at most 200", clip(s))
+		return "", step.Invalidf("parsing the branch %q: want letters, digits and ._/+- only, at most 200", step.Clip(s))
 	case strings.HasPrefix(s, "refs/"):
 		return "", step.Invalidf("parsing the branch %q: want its short name, without refs/heads/", s)
 	case s == "HEAD", strings.Contains(s, ".."), strings.Contains(s, "//"), strings.Contains(s, "/."),
@@ -75,22 +75,22 @@ type Path string
 // lists of paths) are refused.
 func ParsePath(s string) (Path, error) {
 	if s == "" || len(s) > 1024 {
-		return "", step.Invalidf("parsing the path %q: want 1 to 1024 characters", clip(s))
+		return "", step.Invalidf("parsing the path %q: want 1 to 1024 characters", step.Clip(s))
 	}
 	for _, r := range s {
 		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\\' || r == ',' || r == utf8.RuneError {
-			return "", step.Invalidf("parsing the path %q: control characters, back slashes and commas are not allowed", clip(s))
+			return "", step.Invalidf("parsing the path %q: control characters, back slashes and commas are not allowed", step.Clip(s))
 		}
 	}
 	if path.IsAbs(s) {
-		return "", step.Invalidf("parsing the path %q: want a path relative to the repository's root", clip(s))
+		return "", step.Invalidf("parsing the path %q: want a path relative to the repository's root", step.Clip(s))
 	}
 	for part := range strings.SplitSeq(s, "/") {
 		if part == ".." {
-			return "", step.Invalidf("parsing the path %q: it must not leave the repository with \"..\"", clip(s))
+			return "", step.Invalidf("parsing the path %q: it must not leave the repository with \"..\"", step.Clip(s))
 		}
 		if strings.EqualFold(part, ".git") {
-			return "", step.Invalidf("parsing the path %q: .git is not part of the source", clip(s))
+			return "", step.Invalidf("parsing the path %q: .git is not part of the source", step.Clip(s))
 		}
 	}
 	return Path(path.Clean(s)), nil
@@ -99,14 +99,6 @@ func ParsePath(s string) (Path, error) {
 // Contains reports whether p is other or one of its parent folders.
 func (p Path) Contains(other Path) bool {
 	return p == "." || p == other || strings.HasPrefix(string(other), string(p)+"/")
-}
-
-// clip keeps an error message readable when the input is long.
-func clip(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "…"
-	}
-	return s
 }
 
 // SourceKey is the hash over everything that goes into an app's image at a
@@ -119,7 +111,7 @@ var sourceKeyForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // ParseSourceKey accepts 64 lower-case hex digits.
 func ParseSourceKey(s string) (SourceKey, error) {
 	if !sourceKeyForm.MatchString(s) {
-		return "", step.Invalidf("parsing the source key %q: want 64 lower-case hex digits", clip(s))
+		return "", step.Invalidf("parsing the source key %q: want 64 lower-case hex digits", step.Clip(s))
 	}
 	return SourceKey(s), nil
 }

@@ -35,6 +35,34 @@ func TestParseRepository(t *testing.T) {
 	}
 }
 
+func TestCheckReference(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	for _, good := range []string{"registry:80/c:1", "registry:80/a/b:v1.7_x-y", "registry:80/c@" + digest, "registry:80/c:1@" + digest, "[::1]:80/c:1"} {
+		if err := image.CheckReference(good); err != nil {
+			t.Errorf("CheckReference(%q): %v", good, err)
+		}
+	}
+	for _, bad := range []string{
+		"", "registry:80/c", "c:1", "registry/c:1", "registry:80/c:", "registry:80/c:.a", "registry:80/c:" + strings.Repeat("a", 129), "registry:80/c:a b",
+		"registry:80/c@", "registry:80/c@sha256:0a", "registry:80/c@" + digest + "@" + digest, "registry:80/C:1",
+	} {
+		if err := image.CheckReference(bad); step.ExitCode(err) != step.ExitInvalid {
+			t.Errorf("CheckReference(%q): %v, want an error with exit code 2", bad, err)
+		}
+	}
+}
+
+func TestUntagged(t *testing.T) {
+	for reference, want := range map[string]string{
+		"": "", "a": "a", "a:1": "a", "a@sha256:aa": "a", "a:1@sha256:aa": "a", "a/b:1": "a/b",
+		"registry:80/a": "registry:80/a", "registry:80/a:1": "registry:80/a", "registry:80/a@sha256:aa": "registry:80/a", "a@b:c/d": "a",
+	} {
+		if got := image.Untagged(reference); got != want {
+			t.Errorf("Untagged(%q) = %q, want %q", reference, got, want)
+		}
+	}
+}
+
 func TestParseRegistry(t *testing.T) {
 	for _, good := range []string{"registry:80", "127.0.0.1:5000", "[::1]:5000", "registry.fabrique.svc:443"} {
 		if _, err := image.ParseRegistry(good); err != nil {

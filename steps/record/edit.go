@@ -73,7 +73,7 @@ func find(file string, data []byte, app string) (Record, *manifest, error) {
 	if err != nil {
 		return Record{}, nil, err
 	}
-	return Record{}, nil, step.Invalidf("reading the record %q: it holds no Application %q with the annotation %s; declare the app there or name another file", file, clip(app), AnnotationContext)
+	return Record{}, nil, step.Invalidf("reading the record %q: it holds no Application %q with the annotation %s; declare the app there or name another file", file, step.Clip(app), AnnotationContext)
 }
 
 // editor collects replacements of byte ranges.
@@ -527,7 +527,7 @@ func (e *editor) offset(node *yaml.Node) int {
 func (e *editor) extent(node *yaml.Node) (start, end int, err error) {
 	data := e.src.data
 	start = e.offset(node)
-	unclear := e.src.errorAt(node, "the value %q is written in a way that cannot be replaced; write it on one line in double quotes", clip(node.Value))
+	unclear := e.src.errorAt(node, "the value %q is written in a way that cannot be replaced; write it on one line in double quotes", step.Clip(node.Value))
 	switch {
 	case node.Style&yaml.DoubleQuotedStyle != 0:
 		if start >= len(data) || data[start] != '"' {

@@ -140,7 +140,7 @@ var (
 // Kubernetes names and of image names.
 func ParseApp(s string) (string, error) {
 	if !labelForm.MatchString(s) {
-		return "", step.Invalidf("parsing the app name %q: want a DNS-1123 label: lower-case letters, digits and -, starting and ending with a letter or digit, at most 63 characters", clip(s))
+		return "", step.Invalidf("parsing the app name %q: want a DNS-1123 label: lower-case letters, digits and -, starting and ending with a letter or digit, at most 63 characters", step.Clip(s))
 	}
 	return s, nil
 }
@@ -148,7 +148,7 @@ func ParseApp(s string) (string, error) {
 // ParseTarget accepts the name of a Dockerfile's stage.
 func ParseTarget(s string) (string, error) {
 	if !targetForm.MatchString(s) {
-		return "", step.Invalidf("parsing the target %q: want the name of a stage: letters, digits and _.-, at most 63", clip(s))
+		return "", step.Invalidf("parsing the target %q: want the name of a stage: letters, digits and _.-, at most 63", step.Clip(s))
 	}
 	return s, nil
 }
@@ -302,34 +302,17 @@ func OneLine(s string) string {
 	return s
 }
 
-// imageName gives the image that an entry of kustomize.images replaces:
-// [name=]newname[:tag][@digest], as Argo CD reads it.
-func imageName(entry string) string {
-	if name, _, ok := strings.Cut(entry, "="); ok {
-		return name
-	}
-	name, _, _ := strings.Cut(entry, "@")
-	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {
-		name = name[:i]
-	}
-	return name
-}
-
 // isOurs reports whether an entry of kustomize.images is the one for name, in
-// any form: citation, citation:tag, citation=registry:80/citation:tag,
-// registry:80/citation@sha256:….
+// any form that Argo CD reads, [name=]newname[:tag][@digest]: citation,
+// citation:tag, citation=registry:80/citation:tag, registry:80/citation@sha256:….
 func isOurs(entry string, name image.Name) bool {
-	given := imageName(entry)
+	given, _, renames := strings.Cut(entry, "=")
+	if !renames {
+		given = image.Untagged(entry)
+	}
 	if given == string(name) {
 		return true
 	}
 	repository, err := image.ParseRepository(given)
 	return err == nil && repository.Name == name
-}
-
-func clip(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "…"
-	}
-	return s
 }

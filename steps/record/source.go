@@ -339,7 +339,7 @@ func (m *manifest) annotation(key string) (*yaml.Node, error) {
 		return nil, err
 	}
 	if v.Tag != "!!str" {
-		return nil, m.src.errorAt(v, "annotation %s: YAML reads %s as %s; put it in double quotes", key, clip(v.Value), strings.TrimPrefix(v.Tag, "!!"))
+		return nil, m.src.errorAt(v, "annotation %s: YAML reads %s as %s; put it in double quotes", key, step.Clip(v.Value), strings.TrimPrefix(v.Tag, "!!"))
 	}
 	return v, nil
 }
