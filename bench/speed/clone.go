@@ -75,6 +75,7 @@ func (b *bench) clone(ctx context.Context, report *Report) error {
 	)
 	report.Notes = append(report.Notes,
 		"Times are medians of whole processes from start to end; the sides take turns, the order changes with each round, the first round does not count.",
+		"The folders of all sides are in memory (tmpfs): on a disk all would take longer, by the same amount, and differ less.",
 		"Peak memory is the sum of the resident memory of the process and all its children at one moment, sampled every 10 ms, and never less than the kernel's own peak of the largest of them (rusage). Shared and mapped pages count for each process, the page cache does not.",
 	)
 	return b.cloneFacts(ctx, report, url, work, empty)
