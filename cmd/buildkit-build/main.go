@@ -12,6 +12,7 @@ import (
 	"fabrique/steps/build"
 	"fabrique/steps/buildarg"
 	"fabrique/steps/config"
+	"fabrique/steps/frontend"
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
 	"fabrique/steps/record"
@@ -19,7 +20,7 @@ import (
 )
 
 func main() {
-	o := build.Options{Dockerfile: "Dockerfile", Platform: "linux/amd64", Frontends: build.DefaultFrontends(), Progress: os.Stderr}
+	o := build.Options{Dockerfile: "Dockerfile", Platform: "linux/amd64", Frontends: frontend.Default(), Progress: os.Stderr}
 	step.Main(step.Spec[build.Result]{
 		Use: "buildkit-build", Short: "Build an app's image with BuildKit and push it",
 		Long: `Builds the Dockerfile of --context in the clone --dir and pushes <image>:<first 12 digits of the
@@ -40,7 +41,7 @@ revision>. A tag that the registry already has, built from the same revision, is
 			step.Var(f, &o.Platform, "platform", "os/architecture (default linux/amd64)", image.ParsePlatform)
 			f.BoolVar(&o.PlainHTTP, "plain-http", false, "the registry speaks HTTP, not HTTPS")
 			step.Var(f, &o.Cache, "cache", "also keep the cache in the registry: off, min or max (default off)", build.ParseCache)
-			step.Var(f, &o.Frontends, "frontends", "what \"# syntax=\" may name: name=builtin or name=replacement, by comma", build.ParseFrontends)
+			step.Var(f, &o.Frontends, "frontends", "what \"# syntax=\" may name: name=builtin or name=replacement, by comma", frontend.Parse)
 			step.Var(f, &o.Secrets, "secrets", "files for RUN --mount=type=secret: id=file, by comma", build.ParseSecrets)
 		},
 		Run: func(ctx context.Context, log *slog.Logger) (build.Result, error) { return build.Run(ctx, log, o) },

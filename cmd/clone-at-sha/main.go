@@ -11,6 +11,7 @@ import (
 	"fabrique/steps/clone"
 	"fabrique/steps/git"
 	"fabrique/steps/gitref"
+	"fabrique/steps/secret"
 	"fabrique/steps/step"
 )
 
@@ -32,7 +33,7 @@ Git LFS pointers and submodules under the --path folders are refused by name.`,
 			step.Var(f, &o.Revision, "revision", "full commit id, 40 or 64 hex digits", gitref.ParseRevision)
 			f.StringVar(&o.Dir, "dir", "", "folder that belongs to this step; the files come to DIR/tree")
 			step.ListVar(f, &o.Paths, "path", "path that the build will use (repeatable; default: the whole tree)", gitref.ParsePath)
-			f.StringVar(&tokenFile, "token-file", "", "file with a token that may read the repository (or FABRIQUE_READER_TOKEN)")
+			f.StringVar(&tokenFile, "token-file", "", "file with a token that may read the repository (or "+secret.EnvReaderToken+")")
 		},
 		Run: func(ctx context.Context, log *slog.Logger) (r clone.Result, err error) {
 			if o.Remote, err = git.LoadRemote(url, tokenFile); err != nil {

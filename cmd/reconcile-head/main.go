@@ -12,6 +12,7 @@ import (
 	"fabrique/steps/gitref"
 	"fabrique/steps/reconcile"
 	"fabrique/steps/record"
+	"fabrique/steps/secret"
 	"fabrique/steps/step"
 )
 
@@ -34,7 +35,7 @@ is superseded: nothing is due then. A broken record is listed and does not stop 
 			step.Var(f, &o.AppsPath, "apps-path", "folder with the records (default: the whole repository)", gitref.ParsePath)
 			step.Var(f, &o.Revision, "revision", "commit to build (default: the head of the branch)", gitref.ParseRevision)
 			step.ListVar(f, &o.Only, "app", "app to look at (repeatable; default: all)", record.ParseApp)
-			f.StringVar(&tokenFile, "token-file", "", "file with a token that may read both (or FABRIQUE_READER_TOKEN)")
+			f.StringVar(&tokenFile, "token-file", "", "file with a token that may read both (or "+secret.EnvReaderToken+")")
 		},
 		Run: func(ctx context.Context, log *slog.Logger) (r reconcile.Result, err error) {
 			if o.Source, err = git.LoadRemote(sourceURL, tokenFile); err != nil {

@@ -26,6 +26,7 @@ import (
 
 	"fabrique/steps/buildarg"
 	"fabrique/steps/digest"
+	"fabrique/steps/frontend"
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
 	"fabrique/steps/step"
@@ -47,7 +48,7 @@ type Options struct {
 	PlainHTTP  bool // for the look into the registry; buildkitd has its own setting
 
 	Cache     Cache
-	Frontends Frontends
+	Frontends frontend.Allowed // what a "# syntax=" line may name
 	Secrets   Secrets
 
 	// Progress gets BuildKit's display: its live view on a terminal, plain
@@ -191,7 +192,7 @@ func frontendAttrs(log *slog.Logger, src source, o Options) (map[string]string, 
 	for name, value := range o.BuildArgs {
 		attrs["build-arg:"+name] = value
 	}
-	return attrs, o.Frontends.choose(log, src, attrs)
+	return attrs, chooseFrontend(log, o.Frontends, src, attrs)
 }
 
 // cacheTag names the build cache beside the images; it can never be a sha12.

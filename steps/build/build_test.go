@@ -27,6 +27,7 @@ import (
 	"fabrique/bench/fault"
 	"fabrique/bench/parts"
 	"fabrique/steps/buildarg"
+	"fabrique/steps/frontend"
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
 	"fabrique/steps/step"
@@ -524,24 +525,24 @@ func TestSyntaxLine(t *testing.T) {
 	const rest = "\nFROM scratch\nCOPY x /x\n"
 	for name, test := range map[string]struct {
 		dockerfile string
-		frontends  Frontends
+		frontends  frontend.Allowed
 		code       int
 		want       string
 	}{
-		"Docker's":         {"# syntax=docker/dockerfile:1.7-labs" + rest, DefaultFrontends(), step.ExitOK, ""},
-		"by its full name": {"#syntax = docker.io/docker/dockerfile@sha256:" + strings.Repeat("a", 64) + rest, DefaultFrontends(), step.ExitOK, ""},
-		"shebang":          {"#!/usr/bin/x\n# syntax=docker/dockerfile:1" + rest, DefaultFrontends(), step.ExitOK, ""},
-		"not a directive":  {"# a comment\n# syntax=evil.invalid/x" + rest, DefaultFrontends(), step.ExitOK, ""},
-		"unknown":          {"# syntax=evil.invalid/frontend:1" + rest, DefaultFrontends(), step.ExitSource, `reading app/Dockerfile:1: it asks for the frontend "evil.invalid/frontend:1", which is not allowed here; remove the "# syntax=" line, or list the frontend under builder.frontends (allowed: docker/dockerfile)`},
-		"second line":      {"# escape=`\n# Syntax=evil.invalid/x" + rest, DefaultFrontends(), step.ExitSource, `reading app/Dockerfile:2: it asks for the frontend "evil.invalid/x"`},
-		"other comment":    {"// syntax=evil.invalid/x" + rest, DefaultFrontends(), step.ExitSource, `it asks for the frontend "evil.invalid/x"`},
-		"JSON":             {`{"syntax": "evil.invalid/x"}`, DefaultFrontends(), step.ExitSource, `it asks for the frontend "evil.invalid/x"`},
-		"byte order mark":  {"\xef\xbb\xbf# syntax=evil.invalid/x" + rest, DefaultFrontends(), step.ExitSource, `it asks for the frontend "evil.invalid/x"`},
-		"similar":          {"# syntax=evil.invalid/docker/dockerfile" + rest, DefaultFrontends(), step.ExitSource, `it asks for the frontend "evil.invalid/docker/dockerfile"`},
-		"nothing allowed":  {"# syntax=docker/dockerfile:1" + rest, nil, step.ExitSource, `(allowed: )`},
-		"replacement missing": {"# syntax=docker/dockerfile:1" + rest, Frontends{"docker/dockerfile": "registry:80/frontends/nothing:1"}, step.ExitInvalid,
+		"Docker's":         {"# syntax=docker/dockerfile:1.7-labs" + rest, frontend.Default(), step.ExitOK, ""},
+		"by its full name": {"#syntax = docker.io/docker/dockerfile@sha256:" + strings.Repeat("a", 64) + rest, frontend.Default(), step.ExitOK, ""},
+		"shebang":          {"#!/usr/bin/x\n# syntax=docker/dockerfile:1" + rest, frontend.Default(), step.ExitOK, ""},
+		"not a directive":  {"# a comment\n# syntax=evil.invalid/x" + rest, frontend.Default(), step.ExitOK, ""},
+		"unknown":          {"# syntax=evil.invalid/frontend:1" + rest, frontend.Default(), step.ExitSource, `reading app/Dockerfile:1: it asks for the frontend "evil.invalid/frontend:1", which is not allowed here; remove the "# syntax=" line, or list the frontend under builder.frontends (allowed: docker/dockerfile)`},
+		"second line":      {"# escape=`\n# Syntax=evil.invalid/x" + rest, frontend.Default(), step.ExitSource, `reading app/Dockerfile:2: it asks for the frontend "evil.invalid/x"`},
+		"other comment":    {"// syntax=evil.invalid/x" + rest, frontend.Default(), step.ExitSource, `it asks for the frontend "evil.invalid/x"`},
+		"JSON":             {`{"syntax": "evil.invalid/x"}`, frontend.Default(), step.ExitSource, `it asks for the frontend "evil.invalid/x"`},
+		"byte order mark":  {"\xef\xbb\xbf# syntax=evil.invalid/x" + rest, frontend.Default(), step.ExitSource, `it asks for the frontend "evil.invalid/x"`},
+		"similar":          {"# syntax=evil.invalid/docker/dockerfile" + rest, frontend.Default(), step.ExitSource, `it asks for the frontend "evil.invalid/docker/dockerfile"`},
+		"nothing allowed":  {"# syntax=docker/dockerfile:1" + rest, nil, step.ExitSource, `(allowed: none)`},
+		"replacement missing": {"# syntax=docker/dockerfile:1" + rest, frontend.Allowed{"docker/dockerfile": "registry:80/frontends/nothing:1"}, step.ExitInvalid,
 			"the frontend that builder.frontends names is not there; push it, or correct its name: failed to solve: failed with build-arg:BUILDKIT_SYNTAX = registry:80/frontends/nothing:1: failed to resolve source metadata for registry:80/frontends/nothing:1: registry:80/frontends/nothing:1: not found"},
-		"replacement unreachable": {"# syntax=docker/dockerfile:1" + rest, Frontends{"docker/dockerfile": "127.0.0.1:1/frontend:1"}, step.ExitRetry, "connection refused"},
+		"replacement unreachable": {"# syntax=docker/dockerfile:1" + rest, frontend.Allowed{"docker/dockerfile": "127.0.0.1:1/frontend:1"}, step.ExitRetry, "connection refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := prepare(t, map[string]string{"app/Dockerfile": test.dockerfile, "app/x": "x"})
@@ -568,7 +569,7 @@ func TestReplacedFrontend(t *testing.T) {
 	}
 	o := prepare(t, map[string]string{"app/Dockerfile": "# syntax=docker/dockerfile:99\nFROM scratch\nCOPY x /x\n", "app/x": "x"})
 	pushProgram(t, "registry:80/frontends/dockerfile:1", program)
-	o.Frontends = Frontends{"docker/dockerfile": "registry:80/frontends/dockerfile:1"}
+	o.Frontends = frontend.Allowed{"docker/dockerfile": "registry:80/frontends/dockerfile:1"}
 	var shown progress
 	o.Progress = &shown
 	_, img := mustBuild(t, o)

@@ -2,7 +2,6 @@ package build
 
 import (
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -18,14 +17,12 @@ import (
 // no cache key.
 type Secrets map[string]string
 
-var secretID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
-
 // ParseSecrets parses "id=file,id=file".
 func ParseSecrets(s string) (Secrets, error) {
 	secrets := Secrets{}
 	for pair := range strings.SplitSeq(s, ",") {
 		id, file, ok := strings.Cut(strings.TrimSpace(pair), "=")
-		if !ok || !secretID.MatchString(id) || file == "" {
+		if _, err := secret.ParseID(id); err != nil || !ok || file == "" {
 			return nil, step.Invalidf("parsing the build secrets: want id=file, the id of letters, digits and ._- (the content is never given here)")
 		}
 		if _, twice := secrets[id]; twice {

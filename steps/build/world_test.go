@@ -23,6 +23,7 @@ import (
 
 	"fabrique/bench/baseimage"
 	"fabrique/bench/parts"
+	"fabrique/steps/frontend"
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
 	"fabrique/steps/step"
@@ -60,7 +61,7 @@ func prepare(t *testing.T, files map[string]string) Options {
 	return Options{
 		Address: parts.BuildKit(t).Address, Dir: dir, Context: "app", Dockerfile: "Dockerfile",
 		Repository: image.Repository{Registry: parts.RegistryAddress, Name: image.Name(imageName(t.Name()))},
-		Revision:   revision, Platform: "linux/amd64", PlainHTTP: true, Frontends: DefaultFrontends(),
+		Revision:   revision, Platform: "linux/amd64", PlainHTTP: true, Frontends: frontend.Default(),
 	}
 }
 

@@ -220,11 +220,11 @@ func runApp(ctx context.Context, log *slog.Logger, c config.Config, o Options, d
 // WriteBack gives the options of a write-back with the configuration's
 // repositories, tokens and deadline.
 func WriteBack(c config.Config, app, file string) (writeback.Options, error) {
-	reader, err := client(c, c.ReaderToken, config.EnvReaderToken, "gitea.reader.tokenFile")
+	reader, err := client(c, c.ReaderToken, secret.EnvReaderToken, "gitea.reader.tokenFile")
 	if err != nil {
 		return writeback.Options{}, err
 	}
-	writer, err := client(c, c.WriterToken, config.EnvWriterToken, "gitea.writer.tokenFile")
+	writer, err := client(c, c.WriterToken, secret.EnvWriterToken, "gitea.writer.tokenFile")
 	if err != nil {
 		return writeback.Options{}, err
 	}
@@ -276,7 +276,7 @@ func buildImage(ctx context.Context, log *slog.Logger, c config.Config, o Option
 			BuildArgs: arguments, Target: a.Target,
 			Repository: repository, Revision: a.Revision, SourceKey: a.SourceKey,
 			Platform: c.Builder.Platform, PlainHTTP: c.Registry.PlainHTTP,
-			Cache: build.Cache(c.Builder.Cache), Frontends: build.Frontends(c.Builder.Frontends),
+			Cache: build.Cache(c.Builder.Cache), Frontends: c.Builder.Frontends,
 			Secrets: c.SecretFiles(a.App), Progress: o.Progress,
 		})
 		expect, r.Reused, r.Cached, r.Total = built.Digest, built.Reused, built.Cached, built.Total

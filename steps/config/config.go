@@ -24,6 +24,7 @@ import (
 	"strings"
 	"time"
 
+	"fabrique/steps/frontend"
 	"fabrique/steps/gitea"
 	"fabrique/steps/gitref"
 	"fabrique/steps/image"
@@ -34,12 +35,6 @@ import (
 
 // FileName is the file's usual name.
 const FileName = "fabrique.yaml"
-
-// Environment variables that hold a token when no token file is configured.
-const (
-	EnvReaderToken = "FABRIQUE_READER_TOKEN"
-	EnvWriterToken = "FABRIQUE_WRITER_TOKEN"
-)
 
 // Config is a checked configuration: every value has its parser's form, and
 // relative file names are resolved against the folder of the file.
@@ -94,14 +89,11 @@ type Builder struct {
 	Cache string `yaml:"cache"`
 	// MaxCacheBytes bounds the daemon's own cache; 0 leaves it to the daemon.
 	MaxCacheBytes int64 `yaml:"maxCacheBytes"`
-	// Frontends maps an image name that "# syntax=" may give, without tag, to
-	// "builtin" or to the reference that is used instead.
-	Frontends map[string]string `yaml:"frontends"`
-	Secrets   []Secret          `yaml:"secrets"`
+	// Frontends is what "# syntax=" may name, all of it: what the file lists
+	// replaces the default.
+	Frontends frontend.Allowed `yaml:"frontends"`
+	Secrets   []Secret         `yaml:"secrets"`
 }
-
-// Builtin is the frontend that the daemon itself contains.
-const Builtin = "builtin"
 
 // Secret is a file that the builds of some apps may mount by its id.
 type Secret struct {
@@ -130,14 +122,11 @@ func defaults() Config {
 		Source: Source{Branch: "main"},
 		Apps:   Apps{Branch: "main", Path: "."},
 		Builder: Builder{
-			Address:  "unix:///run/buildkit/buildkitd.sock",
-			Platform: "linux/amd64",
-			Timeout:  time.Hour,
-			Cache:    "off",
-			Frontends: map[string]string{
-				"docker/dockerfile":           Builtin,
-				"docker.io/docker/dockerfile": Builtin,
-			},
+			Address:   "unix:///run/buildkit/buildkitd.sock",
+			Platform:  "linux/amd64",
+			Timeout:   time.Hour,
+			Cache:     "off",
+			Frontends: frontend.Default(),
 		},
 		Author: Author{Name: "Fabrique", Email: "fabrique@localhost"},
 		Timeouts: Timeouts{
@@ -191,9 +180,7 @@ func (c *Config) secretFiles() []*string {
 }
 
 var (
-	secretIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
-	frontendForm = regexp.MustCompile(`^[a-z0-9]+([._:/-]+[a-z0-9]+)*$`)
-	emailForm    = regexp.MustCompile(`^[^@\s<>]+@[^@\s<>]+$`)
+	emailForm = regexp.MustCompile(`^[^@\s<>]+@[^@\s<>]+$`)
 )
 
 // check reports every value without meaning, and puts parsed values into their
@@ -232,17 +219,7 @@ func (c *Config) check(d *decoder) {
 	if c.Builder.MaxCacheBytes < 0 {
 		d.problem("builder.maxCacheBytes", "%d is negative; want a number of bytes, or 0 for the daemon's own limit", c.Builder.MaxCacheBytes)
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.Builder.Frontends)) {
-		field := "builder.frontends." + name
-		if !frontendForm.MatchString(name) || strings.LastIndex(name, ":") > strings.LastIndex(name, "/") {
-			d.problem(field, "%q is not an image name; want it without tag and digest, as in docker/dockerfile", name)
-		}
-		if value := c.Builder.Frontends[name]; value != Builtin {
-			if err := checkReference(value); err != nil {
-				d.problem(field, "%v; or want %s", err, Builtin)
-			}
-		}
-	}
+	c.checkFrontends(d)
 	c.checkSecrets(d)
 	parsed(d, "author.name", &c.Author.Name, ParseAuthorName)
 	parsed(d, "author.email", &c.Author.Email, ParseAuthorEmail)
@@ -256,6 +233,30 @@ func (c *Config) check(d *decoder) {
 	}
 }
 
+// checkFrontends gives each frontend its canonical name. Two spellings of one
+// name are an error, as either could be meant.
+func (c *Config) checkFrontends(d *decoder) {
+	const all = "builder.frontends"
+	allowed, spelled := frontend.Allowed{}, map[string]string{}
+	for _, given := range slices.SortedFunc(maps.Keys(c.Builder.Frontends), func(a, b string) int {
+		return d.at[join(all, a)].compare(d.at[join(all, b)])
+	}) {
+		field, name, replacement := join(all, given), given, c.Builder.Frontends[given]
+		if !parsed(d, field, &name, frontend.ParseName) {
+			continue
+		}
+		if other, twice := spelled[name]; twice {
+			d.problem(field, "%q and %q are the same frontend; keep one", other, given)
+			continue
+		}
+		spelled[name] = given
+		if parsed(d, field, &replacement, frontend.ParseReplacement) {
+			allowed[name] = replacement
+		}
+	}
+	c.Builder.Frontends = allowed
+}
+
 func (c *Config) checkSecrets(d *decoder) {
 	seen := map[string]bool{}
 	for i, s := range c.Builder.Secrets {
@@ -263,8 +264,7 @@ func (c *Config) checkSecrets(d *decoder) {
 		switch {
 		case s.ID == "":
 			d.missing(field+".id", "it is the id of RUN --mount=type=secret,id=…")
-		case !secretIDForm.MatchString(s.ID):
-			d.problem(field+".id", "%q is not an id; want letters, digits and ._-, at most 63", s.ID)
+		case !parsed(d, field+".id", &s.ID, secret.ParseID):
 		case seen[s.ID]:
 			d.problem(field+".id", "%q is given twice; keep one", s.ID)
 		}
@@ -281,14 +281,16 @@ func (c *Config) checkSecrets(d *decoder) {
 	}
 }
 
-// parsed puts the value in its canonical form or reports why it has none.
-func parsed[T ~string](d *decoder, field string, value *T, parse func(string) (T, error)) {
+// parsed puts the value in its canonical form, or reports why it has none and
+// gives false.
+func parsed[T ~string](d *decoder, field string, value *T, parse func(string) (T, error)) bool {
 	got, err := parse(string(*value))
 	if err != nil {
 		d.problem(field, "%w", err)
-		return
+		return false
 	}
 	*value = got
+	return true
 }
 
 // ParseAuthorName accepts the name in a commit's signature. Exit code 2.
@@ -322,43 +324,22 @@ func ParseBuilderAddress(s string) (string, error) {
 	return "", step.Invalidf("parsing the builder's address %q: want unix:///run/buildkit/buildkitd.sock or tcp://host:port", s)
 }
 
-// checkReference accepts registry:port/name with a tag or a digest.
-func checkReference(s string) error {
-	name, digest, byDigest := strings.Cut(s, "@")
-	if byDigest {
-		if _, err := image.ParseDigest(digest); err != nil {
-			return err
-		}
-	}
-	tagged := false
-	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {
-		name, tagged = name[:i], true
-	}
-	if _, err := image.ParseRepository(name); err != nil {
-		return err
-	}
-	if !tagged && !byDigest {
-		return step.Invalidf("parsing the image %q: want a tag or a digest behind it", s)
-	}
-	return nil
-}
-
 // SourceURL gives the clone URL of the source repository.
 func (c Config) SourceURL() string { return c.Gitea.URL + "/" + string(c.Source.Repository) + ".git" }
 
 // AppsURL gives the clone URL of the apps repository.
 func (c Config) AppsURL() string { return c.Gitea.URL + "/" + string(c.Apps.Repository) + ".git" }
 
-// ReaderToken loads the reader's token: from its file, else from
-// FABRIQUE_READER_TOKEN, else none.
+// ReaderToken loads the reader's token: from its file, else from its environment
+// variable, else none.
 func (c Config) ReaderToken() (secret.Secret, error) {
-	return secret.Load(c.Gitea.Reader.TokenFile, EnvReaderToken)
+	return secret.Load(c.Gitea.Reader.TokenFile, secret.EnvReaderToken)
 }
 
-// WriterToken loads the writer's token: from its file, else from
-// FABRIQUE_WRITER_TOKEN, else none.
+// WriterToken loads the writer's token: from its file, else from its environment
+// variable, else none.
 func (c Config) WriterToken() (secret.Secret, error) {
-	return secret.Load(c.Gitea.Writer.TokenFile, EnvWriterToken)
+	return secret.Load(c.Gitea.Writer.TokenFile, secret.EnvWriterToken)
 }
 
 // SecretFiles gives the files that a build of app may mount, by secret id.
@@ -380,6 +361,10 @@ func (c Config) Repository(name image.Name) image.Repository {
 // place is a position in the file, from 1.
 type place struct{ line, column int }
 
+func (p place) compare(other place) int {
+	return cmp.Or(cmp.Compare(p.line, other.line), cmp.Compare(p.column, other.column))
+}
+
 // problem is one complaint.
 type problem struct {
 	place
@@ -389,7 +374,7 @@ type problem struct {
 // err gives all complaints in the file's order.
 func (d *decoder) err() error {
 	slices.SortStableFunc(d.problems, func(a, b problem) int {
-		return cmp.Or(cmp.Compare(a.line, b.line), cmp.Compare(a.column, b.column), strings.Compare(a.err.Error(), b.err.Error()))
+		return cmp.Or(a.compare(b.place), strings.Compare(a.err.Error(), b.err.Error()))
 	})
 	var errs []error
 	for _, p := range d.problems {

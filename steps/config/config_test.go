@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"fabrique/steps/frontend"
+	"fabrique/steps/secret"
 	"fabrique/steps/step"
 )
 
@@ -95,9 +98,7 @@ timeouts:
 	want.Builder.Timeout = 20 * time.Minute
 	want.Builder.Cache = "max"
 	want.Builder.MaxCacheBytes = 10_000_000_000
-	want.Builder.Frontends = map[string]string{
-		"docker/dockerfile": "registry:80/mirror/dockerfile:1.7", "docker.io/docker/dockerfile": "builtin", "registry:80/mine": "builtin",
-	}
+	want.Builder.Frontends = frontend.Allowed{"docker/dockerfile": "registry:80/mirror/dockerfile:1.7", "registry:80/mine": "builtin"}
 	want.Builder.Secrets = []Secret{
 		{"pip-token", "conf/secrets/pip", []string{"citation", "other"}},
 		{"npm", "/abs/npm", []string{"other"}},
@@ -156,6 +157,49 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// What the file lists under frontends is all that is allowed, under its one
+// name.
+func TestFrontends(t *testing.T) {
+	for text, want := range map[string]frontend.Allowed{
+		"":                frontend.Default(),
+		"  frontends:\n":  frontend.Default(),
+		"  frontends: {}": {},
+		"  frontends: {docker.io/docker/dockerfile: registry:80/mirror/dockerfile:1}": {"docker/dockerfile": "registry:80/mirror/dockerfile:1"},
+		"  frontends:\n    registry:80/mine: builtin\n":                               {"registry:80/mine": "builtin"},
+	} {
+		for range 20 { // a map has no order of its own
+			c, err := Parse("fabrique.yaml", []byte(small+"builder:\n"+text))
+			if diff := cmp.Diff(want, c.Builder.Frontends); err != nil || diff != "" {
+				t.Fatalf("%q: %v %s", text, err, diff)
+			}
+		}
+	}
+}
+
+// The parser takes time in proportion to the square of the nesting; no file that
+// is taken nests deep enough to notice.
+func TestHostileTakesNoLonger(t *testing.T) {
+	for _, part := range []string{"[", "{", "- ", "{a: ", "? ", "a: &a [", "[a,", "- [", "a:\n - ", "<<: ", "!a ", "'", "a: b\n"} {
+		var before, after syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &before); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Parse("fabrique.yaml", []byte(strings.Repeat(part, maxSize/len(part))))
+		if step.ExitCode(err) != step.ExitInvalid {
+			t.Errorf("%q: %v", part, err)
+		}
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &after); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Duration(after.Utime.Nano() - before.Utime.Nano()); took > 20*time.Second {
+			t.Errorf("%q: took %s", part, took)
+		}
+	}
+	if _, err := Parse("fabrique.yaml", []byte(strings.Repeat("#", maxSize+1))); step.ExitCode(err) != step.ExitInvalid {
+		t.Errorf("a file that is too large: %v", err)
+	}
+}
+
 func TestLoad(t *testing.T) {
 	_, err := Load(filepath.Join(t.TempDir(), FileName))
 	if err == nil || !strings.Contains(err.Error(), "fabrique init") || step.ExitCode(err) != step.ExitInvalid {
@@ -172,7 +216,7 @@ func TestTokens(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "writer"), []byte("s3cret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(EnvReaderToken, "from-the-environment")
+	t.Setenv(secret.EnvReaderToken, "from-the-environment")
 	c, err := Parse(filepath.Join(dir, FileName), []byte(small+"\n"))
 	if err != nil {
 		t.Fatal(err)

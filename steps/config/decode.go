@@ -13,9 +13,9 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// maxSize is the size in bytes above which a file is refused; the parser recurses
-// as deep as the text nests.
-const maxSize = 64 << 10
+// maxSize is the size in bytes above which a file is refused; the parser takes
+// time in proportion to the square of the nesting.
+const maxSize = 16 << 10
 
 // decoder fills a struct from YAML, strictly, and remembers where each field
 // stands. Fields that the file does not have keep their value.
@@ -231,19 +231,16 @@ func (d *decoder) structure(field string, node ast.Node, target reflect.Value) {
 	})
 }
 
-// mapping adds entries to a map of strings.
+// mapping fills a map of strings with the entries of the file and no others.
 func (d *decoder) mapping(field string, node ast.Node, target reflect.Value) {
-	merged := reflect.MakeMap(target.Type())
-	for _, key := range target.MapKeys() {
-		merged.SetMapIndex(key, target.MapIndex(key))
-	}
+	entries := reflect.MakeMap(target.Type())
 	d.pairs(field, node, func(key string, at place, value ast.Node) {
 		d.at[join(field, key)] = at
 		item := reflect.New(target.Type().Elem()).Elem()
 		d.value(join(field, key), value, item)
-		merged.SetMapIndex(reflect.ValueOf(key), item)
+		entries.SetMapIndex(reflect.ValueOf(key), item)
 	})
-	target.Set(merged)
+	target.Set(entries)
 }
 
 func join(field, key string) string {

@@ -418,12 +418,9 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines, "; ")
 }
 
-// ReaderTokenEnv is the environment variable with the token of the reading bot.
-const ReaderTokenEnv = "FABRIQUE_READER_TOKEN"
-
-// LoadRemote is [NewRemote] with the token from a file or [ReaderTokenEnv].
+// LoadRemote is [NewRemote] with the token from a file or [secret.EnvReaderToken].
 func LoadRemote(address, tokenFile string) (Remote, error) {
-	token, err := secret.Load(tokenFile, ReaderTokenEnv)
+	token, err := secret.Load(tokenFile, secret.EnvReaderToken)
 	if err != nil {
 		return Remote{}, err
 	}

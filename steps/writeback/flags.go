@@ -35,8 +35,8 @@ type Flags struct {
 
 // Rest declares the flags that are not about the deployment.
 func (f *Flags) Rest(flags *pflag.FlagSet) {
-	flags.StringVar(&f.tokenFile, "token-file", "", "file with the token of the user that writes the apps repository (or "+config.EnvWriterToken+")")
-	flags.StringVar(&f.readerTokenFile, "reader-token-file", "", "file with a token that reads the source repository (or "+config.EnvReaderToken+"; default: the writer's)")
+	flags.StringVar(&f.tokenFile, "token-file", "", "file with the token of the user that writes the apps repository (or "+secret.EnvWriterToken+")")
+	flags.StringVar(&f.readerTokenFile, "reader-token-file", "", "file with a token that reads the source repository (or "+secret.EnvReaderToken+"; default: the writer's)")
 	flags.StringVar(&f.createFrom, "create-from", "", "file with the Application to create when the record does not exist")
 	f.Author = gitea.Author{Name: "Fabrique", Email: "fabrique@localhost"}
 	step.Var(flags, &f.Author.Name, "author-name", "who signs the commit (default Fabrique)", config.ParseAuthorName)
@@ -47,16 +47,16 @@ func (f *Flags) Rest(flags *pflag.FlagSet) {
 // Run loads the secrets and files and deploys.
 func (f *Flags) Run(ctx context.Context, log *slog.Logger) (Result, error) {
 	result := Result{App: f.App}
-	writer, err := secret.Load(f.tokenFile, config.EnvWriterToken)
+	writer, err := secret.Load(f.tokenFile, secret.EnvWriterToken)
 	if err != nil {
 		return result, err
 	}
-	reader, err := secret.Load(f.readerTokenFile, config.EnvReaderToken)
+	reader, err := secret.Load(f.readerTokenFile, secret.EnvReaderToken)
 	if err != nil {
 		return result, err
 	}
 	if writer.IsZero() {
-		return result, step.Invalidf("loading the writer's token: there is none; name its file with --token-file or set %s", config.EnvWriterToken)
+		return result, step.Invalidf("loading the writer's token: there is none; name its file with --token-file or set %s", secret.EnvWriterToken)
 	}
 	if reader.IsZero() {
 		reader = writer
