@@ -33,6 +33,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// B4: among others, what looks like a secret, with a pointer to secret mounts.
 func TestParseRefuses(t *testing.T) {
 	for in, want := range map[string]string{
 		"A":                                    "want KEY=value",

@@ -15,6 +15,7 @@ const (
 	sha256 = "7222512345e2aa0b8d4f6c1e9037b5d8a6c4f2107222512345e2aa0b8d4f6c1e"
 )
 
+// W10: both lengths of id, and no zeros; R1: what looks like a number is an id.
 func TestParseRevision(t *testing.T) {
 	for _, good := range []string{sha1, sha256, strings.Repeat("1", 40)} {
 		got, err := gitref.ParseRevision(good)

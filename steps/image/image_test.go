@@ -10,6 +10,8 @@ import (
 	"fabrique/steps/step"
 )
 
+// G1: a registry without a port is refused, never sent to another one. R1: a tag
+// that looks like a number is text.
 func TestParseRepository(t *testing.T) {
 	got, err := image.ParseRepository("registry:80/team/citation-dagster")
 	if err != nil {
@@ -76,6 +78,7 @@ func TestParseRegistry(t *testing.T) {
 	}
 }
 
+// R8: at most 63 characters, and only valid ones.
 func TestParseName(t *testing.T) {
 	for _, good := range []string{"a", "citation", "a.b_c-d", "a__b", "a--b", "team/app", strings.Repeat("a", 63)} {
 		if _, err := image.ParseName(good); err != nil {

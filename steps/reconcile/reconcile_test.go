@@ -124,6 +124,12 @@ type checkout struct{ work, bare string }
 
 func newPlain(t *testing.T) *plain {
 	t.Helper()
+	return newPlainOf(t, "sha1")
+}
+
+// newPlainOf makes repositories whose ids have the format's length.
+func newPlainOf(t *testing.T, format string) *plain {
+	t.Helper()
 	server := fault.NewGitServer(t, false)
 	p := &plain{t: t, options: Options{SourceBranch: "main", AppsBranch: "main", AppsPath: "."}}
 	for _, repo := range []struct {
@@ -131,9 +137,9 @@ func newPlain(t *testing.T) *plain {
 		checkout **checkout
 		remote   *git.Remote
 	}{{"source.git", &p.source, &p.options.Source}, {"apps.git", &p.apps, &p.options.Apps}} {
-		url, bare := server.Create(repo.name)
+		url, bare := server.Create(repo.name, "--object-format="+format)
 		*repo.checkout = &checkout{t.TempDir(), bare}
-		fault.Git(t, (*repo.checkout).work, "init", "--quiet")
+		fault.Git(t, (*repo.checkout).work, "init", "--quiet", "--object-format="+format)
 		var err error
 		if *repo.remote, err = git.NewRemote(url, secret.Secret{}); err != nil {
 			t.Fatal(err)
@@ -365,7 +371,7 @@ func TestReasons(t *testing.T) {
 	_, err = Decide(t.Context(), quiet, o)
 	fails(t, err, step.ExitInvalid, `looking for the app "nobody": it is not declared; declared are: current, held, never, retargeted, rolled-back, stale, undigested`)
 	o.Only = nil
-	// Force push to what was there before.
+	// R7: force push to what was there before.
 	if _, err := w.gitea.Git(t.Context(), t.TempDir(), "init", "--quiet", "--bare", "."); err != nil {
 		t.Fatal(err)
 	}
@@ -451,6 +457,42 @@ func TestDeployedIsNotDueAgain(t *testing.T) {
 	settle(OtherTarget)
 	w.pushSource(source.with(files{"app/new": "x"}))
 	settle(SourceChanged)
+}
+
+// W10: repositories whose ids have 64 digits, from the first build to what comes
+// after it.
+func TestSHA256(t *testing.T) {
+	p := newPlainOf(t, "sha256")
+	source := files{"app/Dockerfile": "FROM scratch\n", "lib/x": "x"}
+	p.push(p.source, source)
+	const file = "one.yaml"
+	text := application("one", "fabrique/context: app", "fabrique/inputs: lib")
+	p.push(p.apps, files{file: text})
+	first := p.run()
+	a := find(t, first, "one")
+	if len(first.Head) != 64 || a.Revision != first.Head || !a.Due || a.Reason != NeverBuilt {
+		t.Fatalf("head %s, app %+v", first.Head, a)
+	}
+	if got, want := (image.Repository{Registry: "registry:80", Name: a.Image}).Tag(a.Revision), "registry:80/one:"+string(first.Head[:12]); got != want {
+		t.Errorf("tag %s, want %s", got, want)
+	}
+	p.push(p.apps, files{file: deployed(t, text, a, record.Change{})})
+	if a := find(t, p.run(), "one"); a.Due || a.Reason != UpToDate || a.DeployedRevision != first.Head {
+		t.Errorf("after the deployment: %+v", a)
+	}
+	p.push(p.source, source.with(files{"lib/x": "2"}))
+	if a := find(t, p.run(), "one"); !a.Due || a.Reason != SourceChanged {
+		t.Errorf("after a change: %+v", a)
+	}
+	p.options.Revision = first.Head
+	if plan := p.run(); !plan.Superseded || plan.Revision != first.Head || len(plan.Due()) != 0 {
+		t.Errorf("a late event: %+v", plan)
+	}
+	p.options.Revision = first.Head[:40]
+	_, err := Run(t.Context(), quiet, p.options)
+	if step.ExitCode(err) != step.ExitInvalid {
+		t.Errorf("an id of the other length: %v", err)
+	}
 }
 
 // Broken records are told by name and stop nobody else.
@@ -561,7 +603,7 @@ func TestFilesThatAreNotTaken(t *testing.T) {
 	}
 }
 
-// An input whose changes could not be seen is the source's fault. A revision to
+// C2: an input whose changes could not be seen is the source's fault. A revision to
 // go back to may be from before it.
 func TestInputs(t *testing.T) {
 	p := newPlain(t)

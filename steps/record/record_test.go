@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
 	"go.yaml.in/yaml/v3"
 
 	"fabrique/steps/gitref"
@@ -47,7 +48,9 @@ var changes = map[string]Change{
 
 var deployment = Deployment{newRevision, newKey, image.Repository{Registry: "registry:80", Name: "citation"}, newDigest}
 
-// TestApply compares edited files byte by byte with testdata/<change>/<case>.
+// TestApply compares edited files byte by byte with testdata/<change>/<case>: R1
+// (number-like), R2 (comments, own-order, two-documents, windows-line-ends) and R3
+// (image-old-tag) among them.
 func TestApply(t *testing.T) {
 	for kind, change := range changes {
 		cases, err := filepath.Glob(filepath.Join("testdata", kind, "*"))
@@ -84,7 +87,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestRefused compares the errors for testdata/refused with their golden text.
+// TestRefused compares the errors for testdata/refused with their golden text: R1
+// (revision-number, context-number) and R8 (name-…) among them.
 func TestRefused(t *testing.T) {
 	cases, err := filepath.Glob("testdata/refused/*.yaml")
 	if err != nil || len(cases) == 0 {
@@ -157,6 +161,81 @@ func TestParseFile(t *testing.T) {
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// W10: a revision of 64 digits is written, read again and makes the tag.
+func TestLongRevision(t *testing.T) {
+	long := gitref.Revision(strings.Repeat("7222512345e2", 6)[:64])
+	original, err := os.ReadFile("testdata/deploy/never-built/original.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	change := Change{Deploy: &Deployment{long, newKey, deployment.Repository, newDigest}}
+	edited, err := Apply("a.yaml", original, "citation", change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`fabrique/revision: "` + string(long) + `"`, `targetRevision: "` + string(long) + `"`} {
+		if !bytes.Contains(edited, []byte(want)) {
+			t.Errorf("%s is not in\n%s", want, edited)
+		}
+	}
+	records, err := ParseFile("a.yaml", edited)
+	if err != nil || len(records) != 1 || records[0].Revision != long || records[0].TargetRevision != string(long) {
+		t.Fatalf("%+v, %v", records, err)
+	}
+	if got, want := deployment.Repository.Tag(records[0].Revision), "registry:80/citation:7222512345e2"; got != want {
+		t.Errorf("tag %s, want %s", got, want)
+	}
+	// Back to an id of the usual length, as after a move of the repository.
+	if edited, err = Apply("a.yaml", edited, "citation", changes["deploy"]); err != nil || bytes.Contains(edited, []byte(long)) {
+		t.Errorf("%v\n%s", err, edited)
+	}
+	for _, zeros := range []int{40, 64} {
+		bad := bytes.Replace(edited, []byte(newRevision), bytes.Repeat([]byte("0"), zeros), 1)
+		if _, err := ParseFile("a.yaml", bad); err == nil || !strings.Contains(err.Error(), "all zeros") {
+			t.Errorf("%d zeros: %v", zeros, err)
+		}
+	}
+}
+
+// R8: an app's name with a sha12 is an image reference, for the registry's client
+// too; another name is refused with the rule.
+func TestNames(t *testing.T) {
+	original, err := os.ReadFile("testdata/deploy/never-built/original.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parse := func(app string) ([]Record, error) {
+		return ParseFile("a.yaml", bytes.Replace(original, []byte("  name: citation\n"), []byte("  name: \""+app+"\"\n"), 1))
+	}
+	for _, app := range []string{
+		"ab", "a-b", "0", "a--b", "7222512345e2",
+		strings.Repeat("a", 50), strings.Repeat("a", 63), "a" + strings.Repeat("-", 48) + "z", "a" + strings.Repeat("-", 61) + "z", strings.Repeat("7", 63),
+	} {
+		records, err := parse(app)
+		if err != nil || len(records) != 1 || records[0].App != app || string(records[0].Image) != app {
+			t.Errorf("%s: %+v, %v", app, records, err)
+			continue
+		}
+		repository := image.Repository{Registry: "registry:80", Name: records[0].Image}
+		if len(app) > 1 { // the client knows no names of one letter, though registries do
+			tag, err := name.NewTag(repository.Tag(newRevision), name.StrictValidation)
+			if err != nil || tag.RepositoryStr() != app || tag.TagStr() != "7222512345e2" || tag.RegistryStr() != "registry:80" {
+				t.Errorf("%s: tag %v, %v", app, tag, err)
+			}
+			byDigest, err := name.NewDigest(repository.At(newDigest), name.StrictValidation)
+			if err != nil || byDigest.RepositoryStr() != app || byDigest.DigestStr() != string(newDigest) {
+				t.Errorf("%s: digest %v, %v", app, byDigest, err)
+			}
+		}
+	}
+	for _, app := range []string{"", "A_b", "a_b", "ünïcode", "../x", "a/b", "a.b", "-a", "a-", "a b", "a:b", "a@b", "{{x}}", strings.Repeat("a", 64), strings.Repeat("a", 300)} {
+		_, err := parse(app)
+		if err == nil || step.ExitCode(err) != step.ExitInvalid || !strings.Contains(err.Error(), "want a DNS-1123 label: lower-case letters, digits and -, starting and ending with a letter or digit, at most 63 characters") {
+			t.Errorf("%q: %v", app, err)
+		}
 	}
 }
 
