@@ -25,6 +25,14 @@ func Rollback(ctx context.Context, log *slog.Logger, c config.Config, o Options,
 	if err != nil {
 		return writeback.Result{App: app}, err
 	}
+	w, err := WriteBack(c, app, target.Record)
+	if err != nil {
+		return writeback.Result{App: app}, err
+	}
+	d := writeback.Deployment{Revision: to, SourceKey: target.SourceKey, Repository: c.Repository(target.Image)}
+	if checked, err := writeback.CheckRollback(ctx, log, w, d); err != nil || checked.Result != writeback.Updated {
+		return checked, err
+	}
 	dir, remove, err := workspace.Make("build")
 	if err != nil {
 		return writeback.Result{App: app}, err
@@ -34,15 +42,10 @@ func Rollback(ctx context.Context, log *slog.Logger, c config.Config, o Options,
 	if err := buildImage(ctx, log, c, o, dir, target, &r); err != nil {
 		return writeback.Result{App: app}, fmt.Errorf("providing the image of %s: %w", to.Short(), err)
 	}
-	w, err := WriteBack(c, app, target.Record)
-	if err != nil {
-		return writeback.Result{App: app}, err
-	}
+	d.Digest = r.Digest
 	ctx, cancel := deadline(ctx, "write-back", c.Timeouts.WriteBack)
 	defer cancel()
-	result, err := writeback.Rollback(ctx, log, w, writeback.Deployment{
-		Revision: to, SourceKey: target.SourceKey, Repository: c.Repository(target.Image), Digest: r.Digest,
-	})
+	result, err := writeback.Rollback(ctx, log, w, d)
 	return result, step.WithCause(ctx, err)
 }
 

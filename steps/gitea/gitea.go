@@ -24,6 +24,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,7 +40,8 @@ import (
 const (
 	maxAnswer      = 16 << 20 // bytes
 	requestTimeout = 2 * time.Minute
-	historyLength  = 50 // commits that [Client.History] asks for
+	historyLength  = 50 // commits that [Client.History] asks for at a time,
+	historyPages   = 20 // and how often
 )
 
 var (
@@ -300,30 +302,36 @@ type Commit struct {
 	Message string
 }
 
-// History lists the newest commits of a branch that touch a file, at most 50,
-// newest first. A file without any gives [ErrNotFound]. An empty repository and a
-// branch that does not exist are errors with exit code 1: Gitea answers 409 and
+// History lists the newest commits of a branch that touch a file, newest first:
+// fifty, and as many more, up to a thousand, as it takes to have one for which
+// until says yes. A file without any gives [ErrNotFound]. An empty repository and
+// a branch that does not exist are errors with exit code 1: Gitea answers 409 and
 // 500, as for trouble of its own.
-func (c *Client) History(ctx context.Context, repo Repository, branch gitref.Branch, path gitref.Path) ([]Commit, error) {
+func (c *Client) History(ctx context.Context, repo Repository, branch gitref.Branch, path gitref.Path, until func(Commit) bool) ([]Commit, error) {
 	what := fmt.Sprintf("listing the commits of the file %q on %s of %s", path, branch, repo)
 	owner, name := repo.split()
 	api, err := c.api(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, answer, err := api.ListRepoCommits(owner, name, sdk.ListCommitOptions{
-		ListOptions: sdk.ListOptions{Page: 1, PageSize: historyLength},
-		SHA:         branch.Ref(), Path: string(path),
-	})
-	if err != nil {
-		return nil, c.failure(what, answer, err)
-	}
-	commits := make([]Commit, 0, len(list))
-	for _, item := range list {
-		if item == nil || item.CommitMeta == nil || item.RepoCommit == nil {
-			return nil, step.Retryf("%s: Gitea's answer lacks the commits", what)
+	var commits []Commit
+	for page := 1; page <= historyPages; page++ {
+		list, answer, err := api.ListRepoCommits(owner, name, sdk.ListCommitOptions{
+			ListOptions: sdk.ListOptions{Page: page, PageSize: historyLength},
+			SHA:         branch.Ref(), Path: string(path),
+		})
+		if err != nil {
+			return nil, c.failure(what, answer, err)
 		}
-		commits = append(commits, Commit{item.SHA, item.RepoCommit.Message})
+		for _, item := range list {
+			if item == nil || item.CommitMeta == nil || item.RepoCommit == nil {
+				return nil, step.Retryf("%s: Gitea's answer lacks the commits", what)
+			}
+			commits = append(commits, Commit{item.SHA, item.RepoCommit.Message})
+		}
+		if len(list) < historyLength || slices.ContainsFunc(commits, until) {
+			break
+		}
 	}
 	return commits, nil
 }

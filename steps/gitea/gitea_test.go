@@ -145,7 +145,7 @@ func TestFiles(t *testing.T) {
 	if _, err := w.writer.Head(ctx, repo, "main"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the head of an empty repository: %v", err)
 	}
-	if _, err := w.writer.History(ctx, repo, "main", "a.yaml"); step.ExitCode(err) != step.ExitRetry {
+	if _, err := w.writer.History(ctx, repo, "main", "a.yaml", anyCommit); step.ExitCode(err) != step.ExitRetry {
 		t.Errorf("the history in an empty repository: %v", err)
 	}
 
@@ -175,11 +175,11 @@ func TestFiles(t *testing.T) {
 	if head, err := w.writer.Head(ctx, repo, "main"); err != nil || string(head) != second {
 		t.Errorf("the head: %q %v", head, err)
 	}
-	history, err := w.reader.History(ctx, repo, "main", path)
+	history, err := w.reader.History(ctx, repo, "main", path, anyCommit)
 	if diff := cmp.Diff([]Commit{{second, "second\n"}, {first, "first\n\nTrailer: x\n"}}, history); diff != "" || err != nil {
 		t.Errorf("history: %v %s", err, diff)
 	}
-	if _, err := w.reader.History(ctx, repo, "main", "nothing"); !errors.Is(err, ErrNotFound) {
+	if _, err := w.reader.History(ctx, repo, "main", "nothing", anyCommit); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the history of no file: %v", err)
 	}
 
@@ -384,3 +384,5 @@ func TestWrongToken(t *testing.T) {
 		t.Errorf("a repository of others: %v", err)
 	}
 }
+
+func anyCommit(Commit) bool { return true }

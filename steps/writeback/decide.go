@@ -118,9 +118,13 @@ func (p *plan) deploy(d Deployment) {
 	p.subject = "deploy " + d.Revision.Short()
 }
 
-func (o Options) planRollback(c current, d Deployment) (plan, error) {
+func (o Options) planRollback(ctx context.Context, c current, d Deployment) (plan, error) {
 	r := c.record
 	p := plan{base: c.file.Content, outcome: Updated}
+	if r.Hold != "" {
+		p.outcome, p.reason = Held, r.Hold
+		return p, nil
+	}
 	if r.Revision == d.Revision && r.SourceKey == d.SourceKey && r.RollbackOf != "" {
 		p.outcome, p.reason = Unchanged, "the record is rolled back to this revision already"
 		return p, nil
@@ -135,11 +139,50 @@ func (o Options) planRollback(c current, d Deployment) (plan, error) {
 	case rejected == d.SourceKey:
 		return plan{}, step.Invalidf("rolling back the app %q to %s: that revision has the same source as the one to leave; name an older one whose source differs", o.App, d.Revision.Short())
 	}
+	if err := o.checkTarget(ctx, r, d.Revision); err != nil {
+		return plan{}, err
+	}
 	p.deploy(d)
 	p.change.RollbackOf = &rejected
 	p.subject = "roll back to " + d.Revision.Short()
 	p.reason = "rolled back; it is held there until the source changes"
 	return p, nil
+}
+
+// checkTarget wants the revision to be on the source branch and older than what
+// is deployed. Between two rollbacks it may also be newer: it is still older than
+// what was left first, which has another source.
+func (o Options) checkTarget(ctx context.Context, r record.Record, to gitref.Revision) error {
+	on, err := o.onBranch(ctx, to)
+	if errors.Is(err, gitea.ErrNotFound) {
+		return o.explain(ctx, to)
+	}
+	if err != nil {
+		return err
+	}
+	if !on {
+		return step.Invalidf("rolling back the app %q to %s: that revision is not on %s; name one that is", o.App, to.Short(), o.SourceBranch)
+	}
+	if r.RollbackOf != "" {
+		return nil
+	}
+	ahead, err := o.Reader.Ahead(ctx, o.Source, string(r.Revision), string(to))
+	switch {
+	case errors.Is(err, gitea.ErrNoBase): // a force push dropped what is deployed
+		return nil
+	case err != nil:
+		return err
+	case ahead == 0:
+		return nil
+	}
+	deployed, err := o.onBranch(ctx, r.Revision)
+	if err != nil && !errors.Is(err, gitea.ErrNotFound) {
+		return err
+	}
+	if deployed {
+		return step.Invalidf("rolling back the app %q to %s: that revision is not older than the deployed %s; \"fabrique build\" goes forward", o.App, to.Short(), r.Revision.Short())
+	}
+	return nil
 }
 
 func planHold(c current, reason string) plan {
@@ -150,6 +193,7 @@ func planHold(c current, reason string) plan {
 	}
 	p.change.Hold = &reason
 	p.subject = "hold: " + reason
+	p.unstated = true
 	return p
 }
 

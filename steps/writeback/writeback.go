@@ -106,7 +106,18 @@ func Deploy(ctx context.Context, log *slog.Logger, o Options, d Deployment) (Res
 // holds back the source that it had until a newer commit changes the app.
 // Rolling back again from there goes on holding back the first.
 func Rollback(ctx context.Context, log *slog.Logger, o Options, d Deployment) (Result, error) {
-	return o.loop(ctx, log, attempts{decide: func(_ context.Context, c current) (plan, error) { return o.planRollback(c, d) }})
+	return o.loop(ctx, log, attempts{decide: func(ctx context.Context, c current) (plan, error) { return o.planRollback(ctx, c, d) }})
+}
+
+// CheckRollback says what [Rollback] would do, as its result or its error, and
+// writes nothing; the deployment needs no digest. So no image is built for a
+// rollback that cannot be.
+func CheckRollback(ctx context.Context, log *slog.Logger, o Options, d Deployment) (Result, error) {
+	return o.loop(ctx, log, attempts{decide: func(ctx context.Context, c current) (plan, error) {
+		p, err := o.planRollback(ctx, c, d)
+		p.change = record.Change{}
+		return p, err
+	}})
 }
 
 // Hold keeps everything from being deployed, for a reason that people will read.
@@ -137,8 +148,11 @@ type plan struct {
 	outcome string
 	reason  string
 	change  record.Change // to commit; none leaves the record alone
-	base    []byte        // text to change: the record's, or the manifest of a new one
-	subject string        // of the commit, after the app's name
+	// unstated leaves the state out of the commit's message: it says nothing about
+	// whether a person's change before it was meant.
+	unstated bool
+	base     []byte // text to change: the record's, or the manifest of a new one
+	subject  string // of the commit, after the app's name
 }
 
 func (p plan) writes() bool { return p.change != (record.Change{}) }
@@ -146,7 +160,8 @@ func (p plan) writes() bool { return p.change != (record.Change{}) }
 // loop reads, decides and writes until it is done.
 func (o Options) loop(ctx context.Context, log *slog.Logger, a attempts) (Result, error) {
 	deadline := time.Now().Add(o.MaxWait)
-	a.Options, a.patience = o, 5
+	// Pauses are at most a bit longer than the quarter that newBackoff gets.
+	a.Options, a.patience, a.patient = o, 5, time.Now().Add(o.MaxWait/4)
 	wait := newBackoff(o.MaxWait)
 	result := Result{App: o.App}
 	for {
@@ -175,10 +190,12 @@ func (o Options) loop(ctx context.Context, log *slog.Logger, a attempts) (Result
 // attempts is what one attempt must know of those before it.
 type attempts struct {
 	Options
-	decide   func(context.Context, current) (plan, error)
-	history  bool // ask for the history together with the record
-	create   bool // a record that is not there can be made
-	patience int  // how often to let others go first on a busy server
+	decide  func(context.Context, current) (plan, error)
+	history bool // ask for the history together with the record
+	create  bool // a record that is not there can be made
+
+	patience int       // how often to let others go first on a busy server
+	patient  time.Time // and until when
 
 	// What was decided about which state of the file. As long as nobody commits
 	// to this file, losing a race to the commit of another costs no new decision.
@@ -210,7 +227,7 @@ func (a *attempts) next(ctx context.Context) (done, time.Duration, error) {
 		return done{a.intended, a.sent, c.file.LastCommit}, 0, nil // the answer was lost, the commit was not
 	case !p.writes():
 		return done{p, c.file.Content, ""}, 0, nil
-	case took > busy && a.patience > 0:
+	case took > busy && a.patience > 0 && time.Now().Before(a.patient):
 		// Many writers at once make each other fail. Those that wait may find
 		// that nothing is left for them to write.
 		a.patience--
@@ -243,7 +260,10 @@ func (a *attempts) next(ctx context.Context) (done, time.Duration, error) {
 // consider reads the record and decides, unless that is decided already.
 func (a *attempts) consider(ctx context.Context) (current, plan, error) {
 	c := current{history: sync.OnceValues(func() ([]gitea.Commit, error) {
-		return a.Writer.History(ctx, a.Apps, a.AppsBranch, a.Record)
+		return a.Writer.History(ctx, a.Apps, a.AppsBranch, a.Record, func(c gitea.Commit) bool {
+			s, ok := parseTrailers(c.Message)
+			return ok && s.app == a.App
+		})
 	})}
 	if a.history && a.blob == "" {
 		go c.history() // at the same time, as it will be needed
@@ -356,10 +376,14 @@ func (o Options) missing(ctx context.Context, create bool) error {
 }
 
 // message is the commit's: a subject, and trailers with the state after it.
-func (o Options) message(p plan, after []byte) (string, error) {
-	now, err := o.find(after)
+func (o Options) message(p plan, content []byte) (string, error) {
+	now, err := o.find(content)
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s: %s\n\n%s", o.App, p.subject, state{o.App, now.Revision, now.SourceKey}.trailers()), nil
+	after := state{o.App, now.Revision, now.SourceKey}
+	if p.unstated {
+		after = state{app: o.App}
+	}
+	return fmt.Sprintf("%s: %s\n\n%s", o.App, p.subject, after.trailers()), nil
 }
