@@ -21,7 +21,8 @@ func (c *cli) statusCommand() *cobra.Command {
 		Short: "Show every app: what is deployed, what is due and why",
 		Long: `Compares the head of the source branch with the records in the apps repository. Nothing is changed.
 
-REASON is "up to date", "source changed", "never built", "held: ..." or what is broken.`,
+REASON is "up to date", "source changed", "never built", "the record has no digest", "targetRevision is
+not the deployed revision", "held: ..." or what is broken.`,
 		Example:           "  fabrique status\n  fabrique status citation --json",
 		ValidArgsFunction: c.completeApps(math.MaxInt),
 		RunE: func(cmd *cobra.Command, apps []string) error {
