@@ -86,6 +86,10 @@ func Run(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	defer unlock()
 
 	if done, ok := finished(ctx, dir, o); ok {
+		// A run may have been killed after all was in place.
+		if err := clean(dir, func(name string) bool { return strings.HasPrefix(name, partialName) }); err != nil {
+			return done, err
+		}
 		log.Info("unchanged", "revision", o.Revision, "path", done.Path)
 		repo := repository(dir, o)
 		entries, err := repo.Tree(ctx, o.Revision, ".")
@@ -97,7 +101,7 @@ func Run(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	if ctx.Err() != nil {
 		return Result{}, context.Cause(ctx) // perhaps it is whole, so it stays
 	}
-	if err := clean(dir); err != nil {
+	if err := clean(dir, func(string) bool { return true }); err != nil {
 		return Result{}, err
 	}
 	started := time.Now()
@@ -159,12 +163,15 @@ func repository(dir string, o Options) *git.Repository {
 }
 
 // clean removes what earlier runs left, the sign of completeness first.
-func clean(dir string) error {
+func clean(dir string, which func(name string) bool) error {
 	names, err := ours(dir)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
+		if !which(name) {
+			continue
+		}
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("removing an earlier clone: %w", err)
 		}

@@ -650,3 +650,24 @@ func TestBomb(t *testing.T) {
 		t.Errorf("left behind (-want +got):\n%s", diff)
 	}
 }
+
+// A run that was killed when all was in place leaves its folder beside it: the
+// next run, which has nothing else to do, removes it.
+func TestRemainsBesideAWholeClone(t *testing.T) {
+	s := newSource(t, fault.NewGitServer(t, false))
+	s.write("file", "x")
+	o := Options{Remote: s.remote, Revision: s.commit(), Dir: t.TempDir()}
+	if _, err := Run(t.Context(), quiet, o); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(o.Dir, partialName+"123", gitName), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	result, err := Run(t.Context(), quiet, o)
+	if err != nil || !result.Unchanged {
+		t.Errorf("unchanged %v, %v", result.Unchanged, err)
+	}
+	if diff := cmp.Diff(whole, names(t, o.Dir)); diff != "" {
+		t.Errorf("in the folder (-want +got):\n%s", diff)
+	}
+}
