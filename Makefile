@@ -24,7 +24,7 @@ try: install ## Show it all: git push, build, digest written back, image running
 
 .PHONY: test
 test: verify install ## Run every check and test against the real parts
-	$(GO) test -race -timeout 40m ./...
+	$(GO) test -race -count 1 -timeout 40m ./...
 
 .PHONY: verify
 verify: ## Check formatting, vet and the module file

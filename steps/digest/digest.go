@@ -91,6 +91,9 @@ func inspect(ctx context.Context, ref string, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, classify(err, only)
 	}
+	if o.Expect != "" && o.Expect != result.Digest {
+		return Result{}, step.Retryf("the build reported %s, but the registry has %s: something else pushed this tag, or the push went wrong; nothing is deployed, run the build again", o.Expect, result.Digest)
+	}
 	return result, nil
 }
 
@@ -104,9 +107,6 @@ func read(ctx context.Context, tag name.Tag, only *oneScheme, o Options) (Result
 		MediaType: string(descriptor.MediaType),
 	}
 	result.Image = o.Repository.At(result.Digest)
-	if o.Expect != "" && o.Expect != result.Digest {
-		return Result{}, step.Retryf("the build reported %s, but the registry has %s: something else pushed this tag, or the push went wrong; nothing is deployed, run the build again", o.Expect, result.Digest)
-	}
 	images, err := byPlatform(descriptor)
 	if err != nil {
 		return Result{}, err

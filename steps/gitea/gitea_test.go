@@ -274,7 +274,9 @@ func TestAhead(t *testing.T) {
 	a, b, c := w.commit(t), w.commit(t), w.commit(t)
 	push("refs/heads/main")
 	w.git(t, "checkout", "--quiet", "--orphan", "aside")
-	unrelated := w.commit(t)
+	// A message of its own: a root like the first, made within a second, is the first.
+	w.git(t, "commit", "--quiet", "--allow-empty", "--message", "unrelated")
+	unrelated := w.git(t, "rev-parse", "HEAD")
 	push("refs/heads/aside")
 	w.git(t, "checkout", "--quiet", "--detach", a)
 	w.git(t, "commit", "--quiet", "--allow-empty", "--message", "fork")
