@@ -79,11 +79,12 @@ func Run(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, step.Invalidf("reading the folder %q: %w", o.Dir, err)
 	}
-	unlock, err := lock(dir)
+	held, err := lock(ctx, dir)
 	if err != nil {
 		return Result{}, err
 	}
-	defer unlock()
+	defer held.Close()
+	o.Remote = o.Remote.Holding(held)
 
 	if done, ok := finished(ctx, dir, o); ok {
 		// A run may have been killed after all was in place.
@@ -114,8 +115,13 @@ func Run(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	return result, refuse(ctx, repository(dir, o), entries, result, o)
 }
 
-// lock claims the folder for this run.
-func lock(dir string) (func(), error) {
+// patience is how long a run waits for another in the same folder: long enough
+// for the last git processes of one that was killed to end.
+const patience = 5 * time.Second
+
+// lock claims the folder for this run, until the file is closed here and in the
+// git processes that inherit it.
+func lock(ctx context.Context, dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, step.Invalidf("creating the folder: %w", err)
 	}
@@ -133,11 +139,16 @@ func lock(dir string) (func(), error) {
 	if err != nil {
 		return nil, step.Invalidf("creating the lock file: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		return nil, step.Retryf("locking the folder %q: another run works in it", dir)
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			f.Close()
+			return nil, step.Retryf("locking the folder %q: another run works in it", dir)
+		}
 	}
-	return func() { f.Close() }, nil
 }
 
 // finished gives the result of an earlier run that is still whole.

@@ -30,6 +30,15 @@ import (
 type Remote struct {
 	url   string
 	token secret.Secret
+	held  *os.File
+}
+
+// Holding gives a Remote whose git processes, with all that they start, keep f
+// open: a lock on it lasts until the last of them has ended, also when this
+// process is killed before them.
+func (r Remote) Holding(f *os.File) Remote {
+	r.held = f
+	return r
 }
 
 // NewRemote checks the address: http or https, a host, and no user
@@ -51,7 +60,7 @@ func NewRemote(address string, token secret.Secret) (Remote, error) {
 	case strings.ContainsFunc(address, func(r rune) bool { return r <= ' ' || r == 0x7f }):
 		return Remote{}, step.Invalidf("parsing the repository's URL %q: white space and control characters are not allowed", address)
 	}
-	return Remote{u.String(), token}, nil
+	return Remote{url: u.String(), token: token}, nil
 }
 
 // String gives the address.
@@ -317,6 +326,9 @@ func run(ctx context.Context, remote Remote, stdin []byte, args ...string) ([]by
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
+	if remote.held != nil {
+		cmd.ExtraFiles = []*os.File{remote.held}
+	}
 	err := cmd.Run()
 	if err == nil {
 		return stdout.content.Bytes(), nil
