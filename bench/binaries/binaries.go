@@ -81,3 +81,16 @@ func Dir(t testing.TB) string {
 	}
 	return dir
 }
+
+// Running gives the command lines of all processes that hold part.
+func Running(part string) []string {
+	var found []string
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if line := strings.ReplaceAll(string(raw), "\x00", " "); err == nil && strings.Contains(line, part) {
+			found = append(found, line)
+		}
+	}
+	return found
+}

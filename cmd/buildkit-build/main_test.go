@@ -114,18 +114,6 @@ func idle(t *testing.T, daemon *parts.BuildKitDaemon) {
 	}
 }
 
-func processes(part string) []string {
-	var found []string
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if line := string(bytes.ReplaceAll(raw, []byte{0}, []byte(" "))); err == nil && strings.Contains(line, part) {
-			found = append(found, line)
-		}
-	}
-	return found
-}
-
 // B2: SIGTERM in mid-build ends the program in seconds, and the build with it.
 func TestSIGTERM(t *testing.T) {
 	daemon := start(t)
@@ -156,7 +144,7 @@ func TestSIGTERM(t *testing.T) {
 		t.Errorf("exit code %d\n%s", code, out)
 	}
 	idle(t, daemon)
-	if left := processes("sleep 3544"); len(left) > 0 {
+	if left := binaries.Running("sleep 3544"); len(left) > 0 {
 		t.Errorf("still running: %q", left)
 	}
 }

@@ -74,19 +74,6 @@ func command(t *testing.T, s source, url, revision, dir string) (*exec.Cmd, *byt
 	return cmd, output
 }
 
-// processes gives the command lines of all processes that hold part.
-func processes(part string) []string {
-	var found []string
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if line := string(bytes.ReplaceAll(raw, []byte{0}, []byte(" "))); err == nil && strings.Contains(line, part) {
-			found = append(found, line)
-		}
-	}
-	return found
-}
-
 // C4: the token is in no process's arguments. And SIGTERM in mid-fetch: over in
 // seconds, exit code 1, nothing left behind.
 func TestSIGTERM(t *testing.T) {
@@ -110,10 +97,10 @@ func TestSIGTERM(t *testing.T) {
 	case err := <-done:
 		t.Fatalf("%v\n%s", err, output)
 	}
-	if n := len(processes("git")); n < 2 { // git fetch and git-remote-http at least
+	if n := len(binaries.Running("git")); n < 2 { // git fetch and git-remote-http at least
 		t.Errorf("%d git processes run", n)
 	}
-	for _, line := range processes("") {
+	for _, line := range binaries.Running("") {
 		script.Check(func(format string, _ ...any) { t.Errorf("in the command line %q", line) }, line, s.reader)
 	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -133,7 +120,7 @@ func TestSIGTERM(t *testing.T) {
 		t.Errorf("the output does not say why:\n%s", output)
 	}
 	script.Check(t.Errorf, output.String(), s.reader)
-	if left := processes(dir); len(left) > 0 {
+	if left := binaries.Running(dir); len(left) > 0 {
 		t.Errorf("still running: %q", left)
 	}
 	if diff := cmp.Diff([]string{".clone-at-sha"}, names(t, dir)); diff != "" {

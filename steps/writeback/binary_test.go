@@ -10,33 +10,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"fabrique/bench/parts"
+	"fabrique/bench/binaries"
 	"fabrique/steps/gitref"
 	"fabrique/steps/step"
 )
-
-// binary builds gitea-writeback once.
-var binary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(parts.Dir(), "gitea-writeback")
-	out, err := exec.Command("go", "build", "-o", path, "fabrique/cmd/gitea-writeback").CombinedOutput()
-	if err != nil {
-		return "", &exec.Error{Name: string(out), Err: err}
-	}
-	return path, nil
-})
 
 // command gives the command line for a deployment, with flags replaced or, when
 // empty, left out.
 func (w *world) command(ctx context.Context, d Deployment, replace map[string]string) *exec.Cmd {
 	w.t.Helper()
-	path, err := binary()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	path := filepath.Join(binaries.Dir(w.t), "gitea-writeback")
 	writer := filepath.Join(w.t.TempDir(), "writer")
 	if err := os.WriteFile(writer, []byte(w.project.Writer.Reveal()+"\n"), 0o600); err != nil {
 		w.t.Fatal(err)
