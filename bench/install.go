@@ -12,7 +12,8 @@ import (
 )
 
 func installCommand() *cobra.Command {
-	return &cobra.Command{
+	var cluster bool
+	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install the Debian packages, build the tools, make the base images; what is there already costs nothing",
 		Args:  cobra.NoArgs,
@@ -32,8 +33,20 @@ func installCommand() *cobra.Command {
 					fmt.Fprintf(progress, "%-12s cached\n", base.Name)
 				}
 			}
+			if cluster {
+				if err := debian.Install(cmd.Context(), progress, debian.ClusterPackages...); err != nil {
+					return err
+				}
+				for _, tool := range tools.Cluster {
+					if _, err := tool.Ensure(cmd.Context(), progress, true); err != nil {
+						return err
+					}
+				}
+			}
 			fmt.Fprintf(progress, "%-12s in %s\n", "installed", time.Since(start).Round(time.Second))
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&cluster, "cluster", false, "also what the cluster is made of; without a cache this takes most of an hour")
+	return cmd
 }

@@ -22,6 +22,13 @@ var Packages = []string{
 	"curl", "time", // the peers in the benchmarks
 }
 
+// ClusterPackages are what the cluster needs besides.
+var ClusterPackages = []string{
+	"iproute2", "iptables", "ipset", "nftables", "conntrack", "kmod", "mount", "util-linux", // the nodes' network, and nsenter
+	"containernetworking-plugins", // bridge, host-local, portmap, loopback
+	"redis-tools",                 // its redis-check-rdb is redis-server too, and starts no service
+}
+
 // Install installs those of names that are missing. When none is, it asks dpkg
 // and nothing else.
 func Install(ctx context.Context, progress io.Writer, names ...string) error {

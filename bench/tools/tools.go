@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,7 +19,7 @@ import (
 	"fabrique/bench/cache"
 )
 
-// Paths of the built tools.
+// Paths of the tools that the parts of a test run are.
 type Paths struct {
 	Gitea       string // program
 	GiteaStatic string // folder with Gitea's options, templates and public
@@ -29,129 +30,291 @@ type Paths struct {
 }
 
 // Ensure builds what is not in the cache yet (minutes) and gives the paths of
-// all tools (at once). Progress goes to progress; with verbose also for what
-// was there already.
+// a test run's tools (at once). Progress goes to progress; with verbose also for
+// what was there already.
 func Ensure(ctx context.Context, progress io.Writer, verbose bool) (Paths, error) {
 	var p Paths
 	for _, t := range []struct {
-		tool
+		Tool
 		use func(dir string)
 	}{
-		{runc, func(dir string) { p.Runc = filepath.Join(dir, "runc") }},
-		{registry, func(dir string) { p.Registry = filepath.Join(dir, "registry") }},
-		{buildkit, func(dir string) {
+		{Runc, func(dir string) { p.Runc = filepath.Join(dir, "runc") }},
+		{Registry, func(dir string) { p.Registry = filepath.Join(dir, "registry") }},
+		{BuildKit, func(dir string) {
 			p.Buildkitd, p.Buildctl = filepath.Join(dir, "buildkitd"), filepath.Join(dir, "buildctl")
 		}},
-		{gitea, func(dir string) { p.Gitea, p.GiteaStatic = filepath.Join(dir, "gitea"), dir }},
+		{Gitea, func(dir string) { p.Gitea, p.GiteaStatic = filepath.Join(dir, "gitea"), dir }},
 	} {
-		dir, cached, err := t.ensure(ctx, progress)
+		dir, err := t.Ensure(ctx, progress, verbose)
 		if err != nil {
 			return Paths{}, err
-		}
-		if cached && verbose {
-			fmt.Fprintf(progress, "%-12s cached\n", t.name)
 		}
 		t.use(dir)
 	}
 	return p, nil
 }
 
-// tool is one module under bench/tools and how it is compiled.
-type tool struct {
-	name     string
+// Tool is one module under bench/tools and how it is compiled.
+type Tool struct {
+	Name     string
 	packages []string
+	program  string // its name, for the only package whose last element does not tell it
 	cgo      bool
 	tags     string
 	ldflags  string
-	// copies are folders of the first package's module that the program reads
-	// at run time.
+	// copies are folders and files of the first package's module that are used
+	// at run time, as the program's own or as manifests.
 	copies []string
+	// vendored mends what a module's archive lacks, in a vendor folder.
+	vendored func(vendor string) error
+	// cFile is a C source of the first package's module that is compiled beside it.
+	cFile string
 }
 
+// The tools. Those of the cluster start with Kubernetes.
 var (
-	runc = tool{
-		name:     "runc",
+	Runc = Tool{
+		Name:     "runc",
 		packages: []string{"github.com/opencontainers/runc"},
 		cgo:      true,
 		tags:     "seccomp netgo osusergo",
 		ldflags:  "-s -w -extldflags -static",
 	}
-	registry = tool{
-		name:     "registry",
+	Registry = Tool{
+		Name:     "registry",
 		packages: []string{"github.com/distribution/distribution/v3/cmd/registry"},
 		ldflags:  "-s -w",
 	}
-	buildkit = tool{
-		name:     "buildkit",
+	BuildKit = Tool{
+		Name:     "buildkit",
 		packages: []string{"github.com/moby/buildkit/cmd/buildkitd", "github.com/moby/buildkit/cmd/buildctl"},
 		ldflags:  "-s -w -X github.com/moby/buildkit/version.Version=v{version}",
 	}
 	// Without its version the SDK refuses the server; without bindata (made with
 	// npm) the program reads its folders from disk.
-	gitea = tool{
-		name:     "gitea",
+	Gitea = Tool{
+		Name:     "gitea",
 		packages: []string{"code.gitea.io/gitea"},
 		cgo:      true,
 		tags:     "sqlite sqlite_unlock_notify netgo osusergo",
 		ldflags:  "-s -w -extldflags -static -X main.Version={version}",
 		copies:   []string{"options", "templates", "public"},
 	}
+
+	Kubernetes = Tool{
+		Name: "kubernetes",
+		packages: []string{
+			"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager",
+			"k8s.io/kubernetes/cmd/kube-scheduler", "k8s.io/kubernetes/cmd/kubelet",
+			"k8s.io/kubernetes/cmd/kube-proxy", "k8s.io/kubernetes/cmd/kubectl",
+		},
+		ldflags: "-s -w -X k8s.io/component-base/version.gitVersion=v{version}",
+		cFile:   "build/pause/linux/pause.c",
+	}
+	Etcd = Tool{
+		Name:     "etcd",
+		packages: []string{"go.etcd.io/etcd/server/v3"},
+		program:  "etcd",
+		ldflags:  "-s -w",
+	}
+	Containerd = Tool{
+		Name: "containerd",
+		packages: []string{
+			"github.com/containerd/containerd/v2/cmd/containerd",
+			"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+			"github.com/containerd/containerd/v2/cmd/ctr",
+		},
+		ldflags: "-s -w -X github.com/containerd/containerd/v2/version.Version=v{version}",
+	}
+	KubeRouter = Tool{
+		Name:     "kube-router",
+		packages: []string{"github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"},
+		ldflags:  "-s -w",
+	}
+	CoreDNS = Tool{
+		Name:     "coredns",
+		packages: []string{"fabrique/bench/tools/coredns"},
+		ldflags:  "-s -w",
+	}
+	LocalPath = Tool{
+		Name:     "local-path-provisioner",
+		packages: []string{"github.com/rancher/local-path-provisioner"},
+		ldflags:  "-s -w",
+		copies:   []string{"deploy/local-path-storage.yaml"},
+	}
+	NATS = Tool{
+		Name:     "nats",
+		packages: []string{"github.com/nats-io/nats-server/v2"},
+		program:  "nats-server",
+		ldflags:  "-s -w",
+	}
+	ArgoEvents = Tool{
+		Name:     "argo-events",
+		packages: []string{"github.com/argoproj/argo-events/cmd"},
+		program:  "argo-events",
+		ldflags:  "-s -w",
+		copies:   []string{"manifests"},
+	}
+	ArgoWorkflows = Tool{
+		Name: "argo-workflows",
+		packages: []string{
+			"github.com/argoproj/argo-workflows/v3/cmd/workflow-controller",
+			"github.com/argoproj/argo-workflows/v3/cmd/argoexec",
+			"github.com/argoproj/argo-workflows/v3/cmd/argo",
+		},
+		ldflags:  "-s -w",
+		copies:   []string{"manifests"},
+		vendored: mendArgoWorkflows,
+	}
+	ArgoCD = Tool{
+		Name:     "argo-cd",
+		packages: []string{"github.com/argoproj/argo-cd/v3/cmd"},
+		program:  "argocd",
+		ldflags:  "-s -w -X github.com/argoproj/argo-cd/v3/common.version={version}",
+		copies:   []string{"manifests"},
+	}
+	Kustomize = Tool{
+		Name:     "kustomize",
+		packages: []string{"sigs.k8s.io/kustomize/kustomize/v5"},
+		program:  "kustomize",
+		ldflags:  "-s -w",
+	}
 )
 
-func (t tool) ensure(ctx context.Context, progress io.Writer) (dir string, cached bool, err error) {
-	module, err := moduleDir(t.name)
-	if err != nil {
-		return "", false, err
-	}
-	mod, err := os.ReadFile(filepath.Join(module, "go.mod"))
-	if err != nil {
-		return "", false, fmt.Errorf("reading the module of %s: %w", t.name, err)
-	}
-	sum, err := os.ReadFile(filepath.Join(module, "go.sum"))
-	if err != nil {
-		return "", false, fmt.Errorf("reading the module of %s: %w", t.name, err)
-	}
-	return cache.Get(ctx, cache.Entry{
-		Name: t.name,
-		Key:  cache.Key(string(mod), string(sum), runtime.Version(), runtime.GOARCH, fmt.Sprintf("%+v", t)),
-		Make: func(ctx context.Context, dir string, log io.Writer) error {
-			return t.build(ctx, module, string(mod), dir, log)
-		},
-	}, progress)
-}
+// Cluster lists what the bench's cluster is made of, the longest builds last.
+var Cluster = []Tool{Etcd, NATS, Containerd, CoreDNS, LocalPath, Kustomize, KubeRouter, ArgoEvents, ArgoWorkflows, Kubernetes, ArgoCD}
 
-func (t tool) build(ctx context.Context, module, mod, dir string, log io.Writer) error {
-	version, err := required(mod, t.packages[0])
+// mendArgoWorkflows puts back what was a symbolic link, which a module's archive
+// cannot hold, and a page in place of the web interface, which is made with npm.
+func mendArgoWorkflows(vendor string) error {
+	module := filepath.Join(vendor, "github.com/argoproj/argo-workflows/v3")
+	signals := filepath.Join(module, "workflow/executor/osspecific")
+	text, err := os.ReadFile(filepath.Join(signals, "signal_darwin.go"))
 	if err != nil {
 		return err
 	}
-	cgo := "CGO_ENABLED=0"
-	if t.cgo {
-		cgo = "CGO_ENABLED=1"
+	if err := os.WriteFile(filepath.Join(signals, "signal_linux.go"), text, 0o644); err != nil {
+		return err
 	}
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-mod=readonly",
+	app := filepath.Join(module, "ui/dist/app")
+	if err := os.MkdirAll(app, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(app, "index.html"), []byte("<!doctype html><title>no web interface</title>"), 0o644)
+}
+
+// Ensure builds the tool unless the cache has it, and gives the folder with its
+// programs and copies.
+func (t Tool) Ensure(ctx context.Context, progress io.Writer, verbose bool) (dir string, err error) {
+	module, err := moduleDir(t.Name)
+	if err != nil {
+		return "", err
+	}
+	inputs := []string{runtime.Version(), runtime.GOARCH, fmt.Sprintf("%+v", t.inputs())}
+	for _, name := range []string{"go.mod", "go.sum", "main.go"} {
+		text, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil && !(name == "main.go" && errors.Is(err, fs.ErrNotExist)) {
+			return "", fmt.Errorf("reading the module of %s: %w", t.Name, err)
+		}
+		inputs = append(inputs, string(text))
+	}
+	dir, cached, err := cache.Get(ctx, cache.Entry{
+		Name: t.Name,
+		Key:  cache.Key(inputs...),
+		Make: func(ctx context.Context, dir string, log io.Writer) error { return t.build(ctx, module, dir, log) },
+	}, progress)
+	if cached && verbose {
+		fmt.Fprintf(progress, "%-12s cached\n", t.Name)
+	}
+	return dir, err
+}
+
+// inputs gives the tool without its function, whose address differs from run to run.
+func (t Tool) inputs() Tool {
+	t.vendored = nil
+	return t
+}
+
+func (t Tool) build(ctx context.Context, module, dir string, log io.Writer) error {
+	mod, err := os.ReadFile(filepath.Join(module, "go.mod"))
+	if err != nil {
+		return err
+	}
+	version := "devel" // of a main of the bench's own
+	if !strings.HasPrefix(t.packages[0], "fabrique/") {
+		if version, err = required(string(mod), t.packages[0]); err != nil {
+			return err
+		}
+	}
+	env := []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"}
+	if t.cgo {
+		env[0] = "CGO_ENABLED=1"
+	}
+	mode := "-mod=readonly"
+	if t.vendored != nil {
+		if module, err = t.vendor(ctx, module, dir, env, log); err != nil {
+			return err
+		}
+		defer os.RemoveAll(module)
+		mode = "-mod=vendor"
+	}
+	args := []string{"build", "-trimpath", "-buildvcs=false", mode,
 		"-ldflags", strings.ReplaceAll(t.ldflags, "{version}", strings.TrimPrefix(version, "v"))}
 	if t.tags != "" {
 		args = append(args, "-tags", t.tags)
 	}
-	args = append(append(args, "-o", dir+"/"), t.packages...)
-	if err := cache.Run(ctx, log, module, []string{cgo, "GOFLAGS=", "GOWORK=off"}, "go", args...); err != nil {
+	output := dir + "/" + t.program // a folder when there is no name
+	args = append(append(args, "-o", output), t.packages...)
+	if err := cache.Run(ctx, log, module, env, "go", args...); err != nil {
 		return err
 	}
-	if len(t.copies) == 0 {
+	if len(t.copies) == 0 && t.cFile == "" {
 		return nil
 	}
-	var source strings.Builder
-	if err := cache.Run(ctx, &source, module, []string{"GOFLAGS=", "GOWORK=off"}, "go", "list", "-f", "{{.Dir}}", t.packages[0]); err != nil {
-		return fmt.Errorf("%w\n%s", err, source.String())
+	return t.extras(ctx, module, dir, env, log)
+}
+
+// vendor makes a copy of the module with its dependencies in a vendor folder,
+// mended.
+func (t Tool) vendor(ctx context.Context, module, dir string, env []string, log io.Writer) (string, error) {
+	own := filepath.Join(dir, "src")
+	if err := os.CopyFS(own, os.DirFS(module)); err != nil {
+		return "", err
 	}
-	lines := strings.Split(strings.TrimSpace(source.String()), "\n")
+	if err := cache.Run(ctx, log, own, env, "go", "mod", "vendor"); err != nil {
+		return "", err
+	}
+	return own, t.vendored(filepath.Join(own, "vendor"))
+}
+
+// extras copies and compiles what belongs to the tool besides its programs.
+func (t Tool) extras(ctx context.Context, module, dir string, env []string, log io.Writer) error {
+	var out strings.Builder
+	if err := cache.Run(ctx, &out, module, env, "go", "list", "-mod=readonly", "-f", "{{.Module.Dir}}", t.packages[0]); err != nil {
+		return fmt.Errorf("%w\n%s", err, out.String())
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	source := lines[len(lines)-1]
 	for _, name := range t.copies {
-		if err := os.CopyFS(filepath.Join(dir, name), os.DirFS(filepath.Join(lines[len(lines)-1], name))); err != nil {
+		info, err := os.Stat(filepath.Join(source, name))
+		if err == nil && info.IsDir() {
+			err = os.CopyFS(filepath.Join(dir, name), os.DirFS(filepath.Join(source, name)))
+		} else if err == nil {
+			var text []byte
+			if text, err = os.ReadFile(filepath.Join(source, name)); err == nil {
+				err = os.WriteFile(filepath.Join(dir, filepath.Base(name)), text, 0o644)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("copying %s of %s: %w", name, t.packages[0], err)
 		}
 	}
-	return nil
+	if t.cFile == "" {
+		return nil
+	}
+	program := strings.TrimSuffix(filepath.Base(t.cFile), ".c")
+	return cache.Run(ctx, log, dir, nil, "gcc", "-Os", "-Wall", "-static", "-s",
+		"-DVERSION=bench", "-o", program, filepath.Join(source, t.cFile))
 }
 
 var requirement = regexp.MustCompile(`(?m)^\s*(?:require\s+)?(\S+) (v\S+)`)

@@ -3,6 +3,7 @@ package tools
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -10,8 +11,8 @@ import (
 // Every tool's module names the packages that are built from it, and their
 // version can be read from it.
 func TestModulesNameTheirTools(t *testing.T) {
-	for _, tool := range []tool{runc, registry, buildkit, gitea} {
-		module, err := moduleDir(tool.name)
+	for _, tool := range slices.Concat([]Tool{Runc, Registry, BuildKit, Gitea}, Cluster) {
+		module, err := moduleDir(tool.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -20,6 +21,9 @@ func TestModulesNameTheirTools(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, pkg := range tool.packages {
+			if pkg == "fabrique/bench/tools/"+tool.Name {
+				continue // a main of the bench's own
+			}
 			if version, err := required(string(mod), pkg); err != nil || !strings.HasPrefix(version, "v") {
 				t.Errorf("%s: version %q, %v", pkg, version, err)
 			}
