@@ -18,6 +18,10 @@ build: ## Build all programs into bin/
 install: build ## Install Debian packages, build the tools and make the base images, once
 	bin/bench install
 
+.PHONY: images
+images: build ## Build the steps' images as OCI layouts in bin/images, and print their digests
+	bin/bench images -o bin/images
+
 .PHONY: try
 try: install ## Show it all: git push, build, digest written back, image running
 	bin/bench try

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fabrique/bench/baseimage"
 	"fabrique/bench/debian"
+	"fabrique/bench/images"
 	"fabrique/bench/tools"
 )
 
@@ -26,7 +26,7 @@ func installCommand() *cobra.Command {
 			if _, err := tools.Ensure(cmd.Context(), progress, true); err != nil {
 				return err
 			}
-			for _, base := range []baseimage.Base{baseimage.Busybox, baseimage.Debian} {
+			for _, base := range []images.Image{images.Busybox, images.Debian} {
 				if _, cached, err := base.Ensure(cmd.Context(), progress); err != nil {
 					return err
 				} else if cached {
@@ -39,6 +39,11 @@ func installCommand() *cobra.Command {
 				}
 				for _, tool := range tools.Cluster {
 					if _, err := tool.Ensure(cmd.Context(), progress, true); err != nil {
+						return err
+					}
+				}
+				for _, image := range images.Cluster() {
+					if _, _, err := image.Ensure(cmd.Context(), progress); err != nil {
 						return err
 					}
 				}

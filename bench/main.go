@@ -24,6 +24,7 @@ func main() {
 		SilenceErrors: true,
 	}
 	root.AddCommand(installCommand(), tryCommand(), stepsCommand())
+	root.AddCommand(imagesCommand())
 	err := root.ExecuteContext(ctx)
 	stop()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"fabrique/bench/baseimage"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 )
 
@@ -50,7 +50,7 @@ func holdAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := baseimage.Busybox.Push(ctx, registry.Address); err != nil {
+	if _, err := images.Busybox.Push(ctx, registry.Address); err != nil {
 		return err
 	}
 	dir := filepath.Join(parts.Dir(), "context")

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
-	"fabrique/bench/baseimage"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 )
 
@@ -27,11 +27,11 @@ func TestMain(m *testing.M) {
 
 func TestBuildAndPush(t *testing.T) {
 	registry, buildkit := parts.Registry(t), parts.BuildKit(t)
-	base, err := baseimage.Busybox.Push(t.Context(), registry.Address)
+	base, err := images.Busybox.Push(t.Context(), registry.Address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := baseimage.Busybox.Push(t.Context(), registry.Address)
+	again, err := images.Busybox.Push(t.Context(), registry.Address)
 	if err != nil || again != base {
 		t.Errorf("pushing again gives %q, %v; want %q", again, err, base)
 	}
@@ -63,7 +63,7 @@ func buildctl(t *testing.T, d *parts.BuildKitDaemon, args ...string) {
 // daemon comes back with its state.
 func TestKillBuildKitInABuild(t *testing.T) {
 	registry := parts.Registry(t)
-	if _, err := baseimage.Busybox.Push(t.Context(), registry.Address); err != nil {
+	if _, err := images.Busybox.Push(t.Context(), registry.Address); err != nil {
 		t.Fatal(err)
 	}
 	d, err := parts.StartBuildKit(t.Context(), "")

@@ -83,7 +83,7 @@ func Start(ctx context.Context, o Options) (_ *Container, err error) {
 		return nil, err
 	}
 	root := filepath.Join(dir, "rootfs")
-	if err := unpack(image, root); err != nil {
+	if err := Unpack(image, root); err != nil {
 		return nil, fmt.Errorf("unpacking %s: %w", ref, err)
 	}
 	spec, err := runtimeSpec(config.Config, o)
@@ -197,8 +197,8 @@ func (c *Container) wait(ctx context.Context, check func() error) error {
 	}
 }
 
-// unpack writes the image's files, its layers applied in order, to root.
-func unpack(image v1.Image, root string) error {
+// Unpack writes the image's files, its layers applied in order, to the new folder root.
+func Unpack(image v1.Image, root string) error {
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"fabrique/bench/baseimage"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/bench/runimage"
 	"fabrique/bench/sample"
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { parts.Main(m) }
 
 // build builds a folder of the sample source with buildctl and gives the
 // image's reference by digest.
-func build(t *testing.T, base baseimage.Base, folder, image string) string {
+func build(t *testing.T, base images.Image, folder, image string) string {
 	t.Helper()
 	registry, d := parts.Registry(t), parts.BuildKit(t)
 	if _, err := base.Push(t.Context(), registry.Address); err != nil {
@@ -78,7 +78,7 @@ func start(t *testing.T, o runimage.Options) *runimage.Container {
 }
 
 func TestHello(t *testing.T) {
-	ref := build(t, baseimage.Busybox, "web/hello", "hello")
+	ref := build(t, images.Busybox, "web/hello", "hello")
 	addr := net.JoinHostPort(parts.Address(), "8080")
 	c := start(t, runimage.Options{Image: ref, Args: []string{addr}})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -95,7 +95,7 @@ func TestHello(t *testing.T) {
 }
 
 func TestCitation(t *testing.T) {
-	ref := build(t, baseimage.Debian, "dataops/citation-dagster", "citation")
+	ref := build(t, images.Debian, "dataops/citation-dagster", "citation")
 	addr := net.JoinHostPort(parts.Address(), "4266")
 	begin := time.Now()
 	c := start(t, runimage.Options{Image: ref, Env: []string{"GRPC_ADDRESS=" + addr, "REVISION=0123456789ab"}})
@@ -113,7 +113,7 @@ func TestCitation(t *testing.T) {
 }
 
 func TestEndedContainerIsReported(t *testing.T) {
-	ref := build(t, baseimage.Busybox, "web/hello", "hello")
+	ref := build(t, images.Busybox, "web/hello", "hello")
 	c := start(t, runimage.Options{Image: ref, Args: []string{"no port"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"fabrique/bench/baseimage"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 )
 
@@ -29,7 +29,7 @@ func (b *bench) build(ctx context.Context, report *Report) error {
 	if err != nil {
 		return err
 	}
-	base, err := baseimage.Busybox.Push(ctx, registry.Address)
+	base, err := images.Busybox.Push(ctx, registry.Address)
 	if err != nil {
 		return err
 	}

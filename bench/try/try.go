@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"fabrique/bench/baseimage"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/bench/runimage"
 	"fabrique/bench/sample"
@@ -103,7 +103,7 @@ func (d *demo) startParts(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Fprintf(d.out, "buildkitd  with the buildkitd.toml that \"fabrique config buildkitd\" prints\n")
-	for _, base := range []baseimage.Base{baseimage.Busybox, baseimage.Debian} {
+	for _, base := range []images.Image{images.Busybox, images.Debian} {
 		ref, err := base.Push(ctx, registry.Address)
 		if err != nil {
 			return err

@@ -20,8 +20,8 @@ import (
 	controlapi "github.com/moby/buildkit/api/services/control"
 	"github.com/moby/buildkit/client"
 
-	"fabrique/bench/baseimage"
 	"fabrique/bench/binaries"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/bench/script"
 	"fabrique/steps/image"
@@ -36,7 +36,7 @@ const revision = "7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210"
 func start(t *testing.T) *parts.BuildKitDaemon {
 	t.Helper()
 	parts.Registry(t)
-	if _, err := baseimage.Busybox.Push(t.Context(), "registry:80"); err != nil {
+	if _, err := images.Busybox.Push(t.Context(), "registry:80"); err != nil {
 		t.Fatal(err)
 	}
 	return parts.BuildKit(t)

@@ -16,8 +16,8 @@ import (
 	"testing/fstest"
 	"time"
 
-	"fabrique/bench/baseimage"
 	"fabrique/bench/binaries"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/steps/chain"
 	"fabrique/steps/gitref"
@@ -38,7 +38,7 @@ func newVictim(t *testing.T, name string) victim {
 	ctx := t.Context()
 	gitea, buildkit := parts.Gitea(t), parts.BuildKit(t)
 	parts.Registry(t)
-	if _, err := baseimage.Busybox.Push(ctx, "registry:80"); err != nil {
+	if _, err := images.Busybox.Push(ctx, "registry:80"); err != nil {
 		t.Fatal(err)
 	}
 	project, err := gitea.NewProject(ctx, name+"/atlas", name+"-cluster/apps")

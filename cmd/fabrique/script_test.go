@@ -10,8 +10,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"fabrique/bench/baseimage"
 	"fabrique/bench/binaries"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/bench/script"
 	"fabrique/steps/secret"
@@ -34,7 +34,7 @@ func TestScripts(t *testing.T) {
 	ctx := t.Context()
 	gitea, buildkit := parts.Gitea(t), parts.BuildKit(t)
 	parts.Registry(t)
-	if _, err := baseimage.Busybox.Push(ctx, "registry:80"); err != nil {
+	if _, err := images.Busybox.Push(ctx, "registry:80"); err != nil {
 		t.Fatal(err)
 	}
 	programs := binaries.Dir(t)

@@ -21,7 +21,7 @@ import (
 	controlapi "github.com/moby/buildkit/api/services/control"
 	"github.com/moby/buildkit/client"
 
-	"fabrique/bench/baseimage"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/steps/frontend"
 	"fabrique/steps/gitref"
@@ -42,7 +42,7 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 var pushBase = sync.OnceValue(func() error {
 	ctx, cancel := deadline()
 	defer cancel()
-	_, err := baseimage.Busybox.Push(ctx, parts.RegistryAddress)
+	_, err := images.Busybox.Push(ctx, parts.RegistryAddress)
 	return err
 })
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"fabrique/bench/baseimage"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/steps/chain"
 	"fabrique/steps/config"
@@ -45,7 +45,7 @@ func TestRun(t *testing.T) {
 	ctx := t.Context()
 	gitea, buildkit := parts.Gitea(t), parts.BuildKit(t)
 	parts.Registry(t)
-	if _, err := baseimage.Busybox.Push(ctx, "registry:80"); err != nil {
+	if _, err := images.Busybox.Push(ctx, "registry:80"); err != nil {
 		t.Fatal(err)
 	}
 	project, err := gitea.NewProject(ctx, "chain/atlas", "chain-cluster/apps")

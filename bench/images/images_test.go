@@ -1,4 +1,4 @@
-package baseimage_test
+package images_test
 
 import (
 	"archive/tar"
@@ -13,14 +13,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
-	"fabrique/bench/baseimage"
 	"fabrique/bench/cache"
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 )
 
 func TestMain(m *testing.M) { parts.Main(m) }
 
-func pull(t *testing.T, base baseimage.Base) v1.Image {
+func pull(t *testing.T, base images.Image) v1.Image {
 	t.Helper()
 	ref, err := base.Push(t.Context(), parts.Registry(t).Address)
 	if err != nil {
@@ -45,20 +45,20 @@ func pull(t *testing.T, base baseimage.Base) v1.Image {
 }
 
 func TestBusyboxIsReproducible(t *testing.T) {
-	first, err := pull(t, baseimage.Busybox).Digest()
+	first, err := pull(t, images.Busybox).Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(cache.EnvDir, t.TempDir())
 	// The registry's program is in the other cache, and runs already.
-	ref, err := baseimage.Busybox.Push(t.Context(), parts.RegistryAddress)
+	ref, err := images.Busybox.Push(t.Context(), parts.RegistryAddress)
 	if err != nil || !strings.HasSuffix(ref, first.String()) {
 		t.Errorf("made again it is %s, %v; want %s", ref, err, first)
 	}
 }
 
 func TestDebianHasTheMachinesSettings(t *testing.T) {
-	files := mutate.Extract(pull(t, baseimage.Debian))
+	files := mutate.Extract(pull(t, images.Debian))
 	defer files.Close()
 	found := map[string]bool{}
 	for r := tar.NewReader(files); ; {

@@ -1,4 +1,4 @@
-package baseimage
+package images
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -54,7 +55,7 @@ func debianImage(ctx context.Context, progress io.Writer) (cache.Entry, error) {
 			if err != nil {
 				return err
 			}
-			top, err := layerOf(settings)
+			top, err := layerOf(settings, compression.GZip)
 			if err != nil {
 				return err
 			}
