@@ -11,19 +11,21 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fabrique/bench/node"
 	"fabrique/bench/parts"
 )
 
 func main() {
 	parts.Intercept()
+	node.Intercept()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	root := &cobra.Command{
 		Use:           "bench",
-		Short:         "Gitea, a registry and buildkitd on this machine, to test and show Fabrique against",
+		Short:         "The real parts and a whole cluster on this machine, to test and show Fabrique against",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(installCommand(), tryCommand(), stepsCommand())
+	root.AddCommand(installCommand(), upCommand(), checkCommand(), downCommand(), statusCommand(), tryCommand(), stepsCommand())
 	root.AddCommand(imagesCommand())
 	err := root.ExecuteContext(ctx)
 	stop()

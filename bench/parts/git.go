@@ -32,7 +32,7 @@ func GitEnv(token secret.Secret) []string {
 func (g *GiteaServer) Git(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir = dir
-	cmd.Env = GitEnv(g.AdminToken)
+	cmd.Env = GitEnv(g.Admin.Token)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/user"
@@ -19,6 +18,7 @@ import (
 	"code.gitea.io/sdk/gitea"
 
 	"fabrique/bench/cache"
+	"fabrique/bench/giteaadmin"
 	"fabrique/bench/tools"
 	"fabrique/steps/secret"
 )
@@ -38,8 +38,7 @@ const (
 // GiteaServer is a Gitea on SQLite without mail, SSH, cron jobs and web assets.
 type GiteaServer struct {
 	*Process
-	URL        string // [GiteaURL]
-	AdminToken secret.Secret
+	giteaadmin.Admin // its URL is [GiteaURL]
 
 	botsMu sync.Mutex
 	bots   map[string]secret.Secret
@@ -81,7 +80,7 @@ func StartGitea(ctx context.Context) (*GiteaServer, error) {
 			return nil, fmt.Errorf("handing Gitea its files: %w", err)
 		}
 	}
-	g := &GiteaServer{URL: GiteaURL, bots: map[string]secret.Secret{}}
+	g := &GiteaServer{Admin: giteaadmin.Admin{URL: GiteaURL}, bots: map[string]secret.Secret{}}
 	g.Process = &Process{
 		name: "gitea",
 		args: []string{filepath.Join(program, "gitea"), "web", "--config", config},
@@ -107,7 +106,7 @@ func StartGitea(ctx context.Context) (*GiteaServer, error) {
 	if token == "" {
 		return nil, fmt.Errorf("creating Gitea's administrator: it printed no token")
 	}
-	g.AdminToken = keep(token)
+	g.Admin.Token = keep(token)
 	return g, nil
 }
 
@@ -231,73 +230,6 @@ ROOT_PATH = %[1]s/data/log
 `, dir, program, os.Getenv(envAddr), giteaPort, GiteaURL, random, databaseName)
 }
 
-// Client gives an API client that authenticates with token.
-func (g *GiteaServer) Client(ctx context.Context, token secret.Secret) (*gitea.Client, error) {
-	return gitea.NewClient(g.URL, gitea.SetToken(token.Reveal()), gitea.SetContext(ctx))
-}
-
-// CreateRepo creates an empty private repository "owner/name" with default
-// branch main, and the owner, an organization, when it does not exist. Its ids
-// are SHA-1: for SHA-256 Gitea wants git 2.42, Debian 12 has 2.39.
-func (g *GiteaServer) CreateRepo(ctx context.Context, repo string) error {
-	admin, err := g.Client(ctx, g.AdminToken)
-	if err != nil {
-		return err
-	}
-	owner, name, _ := strings.Cut(repo, "/")
-	if _, answer, err := admin.GetOrg(owner); err != nil {
-		if answer == nil || answer.StatusCode != http.StatusNotFound {
-			return fmt.Errorf("looking for the organization %q: %w", owner, err)
-		}
-		if _, _, err := admin.CreateOrg(gitea.CreateOrgOption{Name: owner}); err != nil {
-			return fmt.Errorf("creating the organization %q: %w", owner, err)
-		}
-	}
-	if _, _, err := admin.CreateOrgRepo(owner, gitea.CreateRepoOption{Name: name, Private: true, DefaultBranch: "main"}); err != nil {
-		return fmt.Errorf("creating the repository %q: %w", repo, err)
-	}
-	return nil
-}
-
-// CreateUser creates an ordinary user and gives a token with these scopes
-// ("read:repository", …).
-func (g *GiteaServer) CreateUser(ctx context.Context, name string, scopes ...gitea.AccessTokenScope) (secret.Secret, error) {
-	admin, err := g.Client(ctx, g.AdminToken)
-	if err != nil {
-		return secret.Secret{}, err
-	}
-	password := rand.Text()
-	mustChange := false
-	if _, _, err := admin.AdminCreateUser(gitea.CreateUserOption{
-		Username: name, Email: name + "@bench.invalid", Password: password, MustChangePassword: &mustChange,
-	}); err != nil {
-		return secret.Secret{}, fmt.Errorf("creating the user %q: %w", name, err)
-	}
-	// Gitea gives tokens for a password only.
-	self, err := gitea.NewClient(g.URL, gitea.SetBasicAuth(name, password), gitea.SetContext(ctx))
-	if err != nil {
-		return secret.Secret{}, err
-	}
-	token, _, err := self.CreateAccessToken(gitea.CreateAccessTokenOption{Name: "bench", Scopes: scopes})
-	if err != nil {
-		return secret.Secret{}, fmt.Errorf("creating a token of %q: %w", name, err)
-	}
-	return keep(token.Token), nil
-}
-
-// AddCollaborator lets user into repo with "read", "write" or "admin".
-func (g *GiteaServer) AddCollaborator(ctx context.Context, repo, user string, access gitea.AccessMode) error {
-	admin, err := g.Client(ctx, g.AdminToken)
-	if err != nil {
-		return err
-	}
-	owner, name, _ := strings.Cut(repo, "/")
-	if _, err := admin.AddCollaborator(owner, name, user, gitea.AddCollaboratorOption{Permission: &access}); err != nil {
-		return fmt.Errorf("letting %q into %q: %w", user, repo, err)
-	}
-	return nil
-}
-
 // Project is a source repository and its records, with the factory's two users
 // let into them as design §6 has it.
 type Project struct {
@@ -345,7 +277,7 @@ func (g *GiteaServer) bot(ctx context.Context, name string, scope gitea.AccessTo
 	}
 	token, err := g.CreateUser(ctx, name, scope)
 	if err == nil {
-		g.bots[name] = token
+		g.bots[name] = keep(token.Reveal())
 	}
 	return token, err
 }

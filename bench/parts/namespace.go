@@ -16,6 +16,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
+
+	"fabrique/bench/cgroup"
 )
 
 // The process passes through these stages; each is the same program:
@@ -149,7 +152,7 @@ func isolate() error {
 	if err := mountProc(); err != nil {
 		return err
 	}
-	if err := isolateCgroups(filepath.Base(Dir())); err != nil {
+	if err := cgroup.Isolate(filepath.Base(Dir())); err != nil {
 		return fmt.Errorf("isolating the control groups: %w", err)
 	}
 	hosts, err := os.ReadFile("/etc/hosts")
@@ -274,7 +277,7 @@ func freeAddress() (string, error) {
 }
 
 func (in *instance) remove() {
-	removeCgroups(filepath.Base(in.dir))
+	cgroup.Remove(filepath.Base(in.dir))
 	if err := os.RemoveAll(in.dir); err != nil {
 		fmt.Fprintln(os.Stderr, "bench: removing the instance's folder:", err)
 	}
@@ -305,5 +308,14 @@ func sweep(tmp string) {
 		}
 		f.Close()
 	}
-	sweepCgroups()
+	cgroup.Sweep(dirPrefix)
+}
+
+// foregroundGroup gives the process group that has the terminal.
+func foregroundGroup(tty *os.File) int {
+	var group int32
+	if _, _, err := syscall.Syscall(syscall.SYS_IOCTL, tty.Fd(), syscall.TIOCGPGRP, uintptr(unsafe.Pointer(&group))); err != 0 {
+		return -1
+	}
+	return int(group)
 }

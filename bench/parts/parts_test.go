@@ -172,7 +172,7 @@ func TestProject(t *testing.T) {
 			t.Errorf("%s reading %s: %v, want allowed: %v", test.who, test.repo, err, test.read)
 		}
 		clone := t.TempDir()
-		env := parts.GitEnv(g.AdminToken)
+		env := parts.GitEnv(g.Admin.Token)
 		git(t, clone, env, "clone", "--quiet", parts.CloneURL(test.repo), ".")
 		git(t, clone, env, "commit", "--quiet", "--allow-empty", "--message", test.who)
 		cmd := exec.Command("git", "push", "--quiet", "origin", "HEAD:main")

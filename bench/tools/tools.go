@@ -65,8 +65,9 @@ type Tool struct {
 	// copies are folders and files of the first package's module that are used
 	// at run time, as the program's own or as manifests.
 	copies []string
-	// vendored mends what a module's archive lacks, in a vendor folder.
-	vendored func(vendor string) error
+	// mend puts back what the archive of the first package's module lacks, in a
+	// copy of it.
+	mend func(module string) error
 	// cFile is a C source of the first package's module that is compiled beside it.
 	cFile string
 }
@@ -162,9 +163,9 @@ var (
 			"github.com/argoproj/argo-workflows/v3/cmd/argoexec",
 			"github.com/argoproj/argo-workflows/v3/cmd/argo",
 		},
-		ldflags:  "-s -w",
-		copies:   []string{"manifests"},
-		vendored: mendArgoWorkflows,
+		ldflags: "-s -w",
+		copies:  []string{"manifests"},
+		mend:    mendArgoWorkflows,
 	}
 	ArgoCD = Tool{
 		Name:     "argo-cd",
@@ -186,8 +187,7 @@ var Cluster = []Tool{Etcd, NATS, Containerd, CoreDNS, LocalPath, Kustomize, Kube
 
 // mendArgoWorkflows puts back what was a symbolic link, which a module's archive
 // cannot hold, and a page in place of the web interface, which is made with npm.
-func mendArgoWorkflows(vendor string) error {
-	module := filepath.Join(vendor, "github.com/argoproj/argo-workflows/v3")
+func mendArgoWorkflows(module string) error {
 	signals := filepath.Join(module, "workflow/executor/osspecific")
 	text, err := os.ReadFile(filepath.Join(signals, "signal_darwin.go"))
 	if err != nil {
@@ -231,7 +231,7 @@ func (t Tool) Ensure(ctx context.Context, progress io.Writer, verbose bool) (dir
 
 // inputs gives the tool without its function, whose address differs from run to run.
 func (t Tool) inputs() Tool {
-	t.vendored = nil
+	t.mend = nil
 	return t
 }
 
@@ -250,15 +250,13 @@ func (t Tool) build(ctx context.Context, module, dir string, log io.Writer) erro
 	if t.cgo {
 		env[0] = "CGO_ENABLED=1"
 	}
-	mode := "-mod=readonly"
-	if t.vendored != nil {
-		if module, err = t.vendor(ctx, module, dir, env, log); err != nil {
+	if t.mend != nil {
+		if module, err = t.mended(ctx, module, dir, env, log); err != nil {
 			return err
 		}
 		defer os.RemoveAll(module)
-		mode = "-mod=vendor"
 	}
-	args := []string{"build", "-trimpath", "-buildvcs=false", mode,
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-mod=readonly",
 		"-ldflags", strings.ReplaceAll(t.ldflags, "{version}", strings.TrimPrefix(version, "v"))}
 	if t.tags != "" {
 		args = append(args, "-tags", t.tags)
@@ -274,27 +272,73 @@ func (t Tool) build(ctx context.Context, module, dir string, log io.Writer) erro
 	return t.extras(ctx, module, dir, env, log)
 }
 
-// vendor makes a copy of the module with its dependencies in a vendor folder,
-// mended.
-func (t Tool) vendor(ctx context.Context, module, dir string, env []string, log io.Writer) (string, error) {
-	own := filepath.Join(dir, "src")
-	if err := os.CopyFS(own, os.DirFS(module)); err != nil {
+// mended gives a copy of the tool's module that uses a mended copy of its first
+// package's module. Go compiles nothing from a changed module cache.
+func (t Tool) mended(ctx context.Context, module, dir string, env []string, log io.Writer) (string, error) {
+	source, err := t.source(ctx, module, env)
+	if err != nil {
 		return "", err
 	}
-	if err := cache.Run(ctx, log, own, env, "go", "mod", "vendor"); err != nil {
+	work := filepath.Join(dir, "src")
+	theirs := filepath.Join(work, "mended")
+	if err := os.MkdirAll(work, 0o755); err != nil {
 		return "", err
 	}
-	return own, t.vendored(filepath.Join(own, "vendor"))
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(filepath.Join(work, name), text, 0o644); err != nil {
+			return "", err
+		}
+	}
+	if err := copyFolder(theirs, source); err != nil {
+		return "", err
+	}
+	if err := t.mend(theirs); err != nil {
+		return "", err
+	}
+	var path strings.Builder
+	if err := cache.Run(ctx, &path, theirs, env, "go", "list", "-m"); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, path.String())
+	}
+	return work, cache.Run(ctx, log, work, env, "go", "mod", "edit", "-replace", lastLine(path.String())+"=./mended")
+}
+
+// copyFolder copies a folder of the module cache, where all is read-only.
+func copyFolder(to, from string) error {
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		return err
+	}
+	return filepath.WalkDir(to, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			err = os.Chmod(path, 0o755)
+		}
+		return err
+	})
+}
+
+// source gives the folder of the first package's module.
+func (t Tool) source(ctx context.Context, module string, env []string) (string, error) {
+	var out strings.Builder
+	if err := cache.Run(ctx, &out, module, env, "go", "list", "-mod=readonly", "-f", "{{.Module.Dir}}", t.packages[0]); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out.String())
+	}
+	return lastLine(out.String()), nil
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
 }
 
 // extras copies and compiles what belongs to the tool besides its programs.
 func (t Tool) extras(ctx context.Context, module, dir string, env []string, log io.Writer) error {
-	var out strings.Builder
-	if err := cache.Run(ctx, &out, module, env, "go", "list", "-mod=readonly", "-f", "{{.Module.Dir}}", t.packages[0]); err != nil {
-		return fmt.Errorf("%w\n%s", err, out.String())
+	source, err := t.source(ctx, module, env)
+	if err != nil {
+		return err
 	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	source := lines[len(lines)-1]
 	for _, name := range t.copies {
 		info, err := os.Stat(filepath.Join(source, name))
 		if err == nil && info.IsDir() {

@@ -319,7 +319,7 @@ func (d *demo) push(ctx context.Context, dir, message string) error {
 // git shows a git command and what it prints.
 func (d *demo) git(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "git", args...)
-	cmd.Dir, cmd.Env = dir, parts.GitEnv(d.gitea.AdminToken)
+	cmd.Dir, cmd.Env = dir, parts.GitEnv(d.gitea.Admin.Token)
 	_, err := d.show(cmd, "git")
 	return err
 }

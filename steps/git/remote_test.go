@@ -293,7 +293,7 @@ func TestRefusals(t *testing.T) {
 			if step.ExitCode(fetched) != test.code {
 				t.Errorf("fetch: exit code %d, want %d: %v", step.ExitCode(fetched), test.code, fetched)
 			}
-			for _, token := range []secret.Secret{project.Reader, wrong, g.AdminToken} {
+			for _, token := range []secret.Secret{project.Reader, wrong, g.Admin.Token} {
 				for _, form := range []string{token.Reveal(), strings.TrimPrefix(token.BasicAuth(), "Basic ")} {
 					if strings.Contains(text(err)+text(fetched), form) {
 						t.Error("the token is in the error")

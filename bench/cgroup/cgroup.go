@@ -1,4 +1,6 @@
-package parts
+// Package cgroup gives a process tree control groups of its own and removes them
+// again, on machines with cgroup v1 hierarchies.
+package cgroup
 
 import (
 	"fmt"
@@ -10,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 )
 
 // hierarchy is a mounted cgroup hierarchy of its own, as cgroup v1 has them.
@@ -20,12 +21,13 @@ type hierarchy struct {
 	options string // "memory", "name=systemd"
 }
 
-const cgroupRoot = "/sys/fs/cgroup"
+// Root is where the hierarchies are mounted.
+const Root = "/sys/fs/cgroup"
 
-// cgroupHierarchies reads the mounts. On a machine with only cgroup v2 there
+// hierarchies reads the mounts. On a machine with only cgroup v2 there
 // are none: a group that has processes cannot hand controllers on there, so runc
 // makes its groups at the root, and those of killed runs stay, empty.
-func cgroupHierarchies() []hierarchy {
+func hierarchies() []hierarchy {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil
@@ -36,7 +38,7 @@ func cgroupHierarchies() []hierarchy {
 		// come type, source and the file system's options.
 		mount, fs, _ := strings.Cut(line, " - ")
 		m, f := strings.Fields(mount), strings.Fields(fs)
-		if len(m) < 5 || len(f) < 3 || (f[0] != "cgroup" && f[0] != "cgroup2") || filepath.Dir(m[4]) != cgroupRoot {
+		if len(m) < 5 || len(f) < 3 || (f[0] != "cgroup" && f[0] != "cgroup2") || filepath.Dir(m[4]) != Root {
 			continue
 		}
 		options := slices.DeleteFunc(strings.Split(f[2], ","), func(o string) bool { return o == "rw" || o == "ro" })
@@ -45,15 +47,15 @@ func cgroupHierarchies() []hierarchy {
 	return found
 }
 
-// isolateCgroups moves this process into groups of that name and makes them the
+// Isolate moves this process into groups of that name and makes them the
 // root of all that its children see, as in a pod, so that one name holds whatever
 // runc makes. Its thread must be locked and start the children.
-func isolateCgroups(name string) error {
-	hierarchies := cgroupHierarchies()
-	if len(hierarchies) == 0 {
+func Isolate(name string) error {
+	all := hierarchies()
+	if len(all) == 0 {
 		return nil
 	}
-	for _, h := range hierarchies {
+	for _, h := range all {
 		group := filepath.Join(h.dir, name)
 		if err := os.Mkdir(group, 0o755); err != nil {
 			return err
@@ -73,12 +75,12 @@ func isolateCgroups(name string) error {
 		}
 	}
 	links := map[string]string{} // "cpu" → "cpu,cpuacct"
-	entries, err := os.ReadDir(cgroupRoot)
+	entries, err := os.ReadDir(Root)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if to, err := os.Readlink(filepath.Join(cgroupRoot, e.Name())); err == nil {
+		if to, err := os.Readlink(filepath.Join(Root, e.Name())); err == nil {
 			links[e.Name()] = to
 		}
 	}
@@ -87,13 +89,13 @@ func isolateCgroups(name string) error {
 		return fmt.Errorf("making a cgroup namespace: %w", err)
 	}
 	// Detached rather than covered: runc also finds mounts that are covered.
-	if err := syscall.Unmount(cgroupRoot, syscall.MNT_DETACH); err != nil {
-		return fmt.Errorf("unmounting %s: %w", cgroupRoot, err)
+	if err := syscall.Unmount(Root, syscall.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmounting %s: %w", Root, err)
 	}
-	if err := syscall.Mount("tmpfs", cgroupRoot, "tmpfs", 0, "mode=755"); err != nil {
-		return fmt.Errorf("mounting %s: %w", cgroupRoot, err)
+	if err := syscall.Mount("tmpfs", Root, "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mounting %s: %w", Root, err)
 	}
-	for _, h := range hierarchies {
+	for _, h := range all {
 		if err := os.Mkdir(h.dir, 0o755); err != nil {
 			return err
 		}
@@ -102,22 +104,22 @@ func isolateCgroups(name string) error {
 		}
 	}
 	for name, to := range links {
-		if err := os.Symlink(to, filepath.Join(cgroupRoot, name)); err != nil {
+		if err := os.Symlink(to, filepath.Join(Root, name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// removeCgroups removes the groups of that name with all below, once their
+// Remove removes the groups of that name with all below, once their
 // processes are gone, which the kernel finishes shortly after their end.
-func removeCgroups(name string) {
-	if !strings.HasPrefix(name, dirPrefix) {
+func Remove(name string) {
+	if name == "" || strings.Contains(name, "/") || strings.HasPrefix(name, ".") {
 		return
 	}
 	for range 100 {
 		var busy bool
-		for _, h := range cgroupHierarchies() {
+		for _, h := range hierarchies() {
 			var groups []string
 			filepath.WalkDir(filepath.Join(h.dir, name), func(path string, d fs.DirEntry, err error) error {
 				if err == nil && d.IsDir() {
@@ -138,26 +140,29 @@ func removeCgroups(name string) {
 	}
 }
 
-// sweepCgroups removes the groups of killed runs whose folder is gone already. A
-// living one has its init in its group, but for the moment in which it is made.
-func sweepCgroups() {
-	for _, h := range cgroupHierarchies() {
-		groups, _ := filepath.Glob(filepath.Join(h.dir, dirPrefix+"*"))
+// Sweep removes the groups with this prefix of killed runs whose folder is gone
+// already. A living one has its init in its group, but for the moment in which it is made.
+func Sweep(prefix string) {
+	for _, h := range hierarchies() {
+		groups, _ := filepath.Glob(filepath.Join(h.dir, prefix+"*"))
 		for _, group := range groups {
 			info, err := os.Stat(group)
 			procs, readErr := os.ReadFile(filepath.Join(group, "cgroup.procs"))
 			if err == nil && readErr == nil && len(procs) == 0 && time.Since(info.ModTime()) > time.Minute {
-				removeCgroups(filepath.Base(group))
+				Remove(filepath.Base(group))
 			}
 		}
 	}
 }
 
-// foregroundGroup gives the process group that has the terminal.
-func foregroundGroup(tty *os.File) int {
-	var group int32
-	if _, _, err := syscall.Syscall(syscall.SYS_IOCTL, tty.Fd(), syscall.TIOCGPGRP, uintptr(unsafe.Pointer(&group))); err != 0 {
-		return -1
+// Named gives the folders of the groups that have this name, one per hierarchy.
+func Named(name string) []string {
+	var found []string
+	for _, h := range hierarchies() {
+		group := filepath.Join(h.dir, name)
+		if _, err := os.Stat(group); err == nil {
+			found = append(found, group)
+		}
 	}
-	return int(group)
+	return found
 }

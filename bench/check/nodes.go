@@ -1,0 +1,267 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"fabrique/bench/action"
+)
+
+const (
+	onControlPlane = `{node-role.kubernetes.io/control-plane: ""}`
+	tolerated      = `[{key: node-role.kubernetes.io/control-plane, effect: NoSchedule}]`
+)
+
+// pod starts a web server on port 8080 and does not wait for it. Values override
+// that it goes anywhere, and no further.
+func (c cluster) pod(ctx context.Context, name string, values map[string]string) error {
+	all := map[string]string{"NAME": name, "SELECTOR": "{}", "TOLERATIONS": "[]", "HOST_USERS": "true"}
+	for k, v := range values {
+		all[k] = v
+	}
+	return c.apply(ctx, "pod.yaml", all)
+}
+
+func (c cluster) address(ctx context.Context, pod string) (string, error) {
+	return c.run(ctx, "get", "pod", pod, "-o", "jsonpath={.status.podIP}")
+}
+
+func (c cluster) fetch(ctx context.Context, from, url string) (string, error) {
+	return c.exec(ctx, from, "wget", "-q", "-T", "3", "-O", "-", url)
+}
+
+func reach(ctx context.Context, c cluster) (string, error) {
+	controlPlane, worker, err := c.nodes(ctx)
+	if err != nil {
+		return "", err
+	}
+	pods := map[string]string{"on-control-plane": controlPlane, "on-worker": worker}
+	for name, node := range pods {
+		if err := c.pod(ctx, name, map[string]string{"SELECTOR": "{kubernetes.io/hostname: " + node + "}", "TOLERATIONS": tolerated}); err != nil {
+			return "", err
+		}
+	}
+	if err := c.ready(ctx, "pod/on-control-plane", "pod/on-worker"); err != nil {
+		return "", err
+	}
+	var saw []string
+	for from, to := range map[string]string{"on-control-plane": "on-worker", "on-worker": "on-control-plane"} {
+		address, err := c.address(ctx, to)
+		if err != nil {
+			return "", err
+		}
+		if out, err := c.fetch(ctx, from, "http://"+address+":8080/passwd"); err != nil || !strings.Contains(out, "root:") {
+			return "", fmt.Errorf("%s does not reach %s (%s): %q, %w", from, to, address, out, err)
+		}
+		for _, name := range []string{"kubernetes.default.svc.cluster.local", "registry"} {
+			if _, err := c.exec(ctx, from, "nslookup", name); err != nil {
+				return "", fmt.Errorf("%s does not resolve %s: %w", from, name, err)
+			}
+		}
+		if _, err := c.fetch(ctx, from, "http://registry:80/v2/"); err != nil {
+			return "", fmt.Errorf("%s does not reach http://registry:80: %w", from, err)
+		}
+		saw = append(saw, from+" → "+address)
+	}
+	return strings.Join(saw, ", "), nil
+}
+
+func policy(ctx context.Context, c cluster) (string, error) {
+	for _, name := range []string{"server", "client"} {
+		if err := c.pod(ctx, name, nil); err != nil {
+			return "", err
+		}
+	}
+	if err := c.ready(ctx, "pod/server", "pod/client"); err != nil {
+		return "", err
+	}
+	address, err := c.address(ctx, "server")
+	if err != nil {
+		return "", err
+	}
+	url := "http://" + address + ":8080/passwd"
+	open := func(ctx context.Context) error { _, err := c.fetch(ctx, "client", url); return err }
+	closed := func(ctx context.Context) error {
+		if open(ctx) == nil {
+			return errors.New("the server still answers")
+		}
+		return nil
+	}
+	if err := action.Poll(ctx, 30*time.Second, open); err != nil {
+		return "", fmt.Errorf("without a policy: %w", err)
+	}
+	if err := c.apply(ctx, "policy.yaml", nil); err != nil {
+		return "", err
+	}
+	start := time.Now()
+	if err := action.Poll(ctx, time.Minute, closed); err != nil {
+		return "", fmt.Errorf("with a policy: %w", err)
+	}
+	took := time.Since(start)
+	if _, err := c.run(ctx, "delete", "networkpolicy", "nobody"); err != nil {
+		return "", err
+	}
+	if err := action.Poll(ctx, time.Minute, open); err != nil {
+		return "", fmt.Errorf("after its removal: %w", err)
+	}
+	return fmt.Sprintf("closed within %s, then open again", took.Round(time.Second)), nil
+}
+
+func podSecurity(ctx context.Context, c cluster) (string, error) {
+	_, err := c.run(ctx, "run", "root", "--image", c.Refs["base/busybox"], "--privileged", "--restart=Never", "--", "true")
+	if err == nil {
+		return "", errors.New("a privileged pod was admitted")
+	}
+	if !strings.Contains(err.Error(), `violates PodSecurity "restricted:latest"`) {
+		return "", fmt.Errorf("refused for another reason: %w", err)
+	}
+	return "privileged pod forbidden", nil
+}
+
+func volume(ctx context.Context, c cluster) (string, error) {
+	word := strconv.FormatInt(time.Now().UnixNano(), 36)
+	for _, round := range []string{"first", "second"} {
+		if err := c.apply(ctx, "volume.yaml", nil); err != nil {
+			return "", err
+		}
+		if err := c.ready(ctx, "pod/keeper"); err != nil {
+			return "", err
+		}
+		if round == "first" {
+			if _, err := c.exec(ctx, "keeper", "sh", "-c", "echo "+word+" > /data/word"); err != nil {
+				return "", err
+			}
+			if _, err := c.run(ctx, "delete", "pod", "keeper", "--wait"); err != nil {
+				return "", err
+			}
+		}
+	}
+	got, err := c.exec(ctx, "keeper", "cat", "/data/word")
+	if err != nil || got != word {
+		return "", fmt.Errorf("the new pod reads %q, %w; want %q", got, err, word)
+	}
+	claim, err := c.run(ctx, "get", "pvc", "data", "-o", "jsonpath={.status.phase} {.spec.storageClassName}")
+	return "the new pod reads what the old one wrote; claim " + claim, err
+}
+
+func pull(ctx context.Context, c cluster) (string, error) {
+	// An image that nothing else uses is on no node yet, or the event would lack.
+	image := c.Refs["base/debian"]
+	if _, err := c.run(ctx, "run", "puller", "--image", image, "--restart=Never", "--overrides",
+		`{"spec":{"automountServiceAccountToken":false,"securityContext":{"runAsNonRoot":true,"runAsUser":65534,"seccompProfile":{"type":"RuntimeDefault"}},`+
+			`"containers":[{"name":"puller","image":"`+image+`","imagePullPolicy":"Always","command":["cat","/etc/debian_version"],`+
+			`"securityContext":{"allowPrivilegeEscalation":false,"capabilities":{"drop":["ALL"]}}}]}}`); err != nil {
+		return "", err
+	}
+	if _, err := c.run(ctx, "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=180s", "pod/puller"); err != nil {
+		out, _ := c.run(ctx, "describe", "pod", "puller")
+		fmt.Fprintln(c.log, out)
+		return "", err
+	}
+	id, err := c.run(ctx, "get", "pod", "puller", "-o", "jsonpath={.status.containerStatuses[0].imageID}")
+	if err != nil {
+		return "", err
+	}
+	events, err := c.run(ctx, "get", "events", "--field-selector", "involvedObject.name=puller,reason=Pulled", "-o", "jsonpath={.items[*].message}")
+	if err != nil {
+		return "", err
+	}
+	if _, digest, _ := strings.Cut(image, "@"); !strings.HasSuffix(id, digest) || !strings.Contains(events, "Successfully pulled image \""+image) {
+		return "", fmt.Errorf("it runs %s; events: %s", id, events)
+	}
+	return id, nil
+}
+
+func hostUsers(ctx context.Context, c cluster) (string, error) {
+	if err := c.pod(ctx, "mapped", map[string]string{"HOST_USERS": "false"}); err != nil {
+		return "", err
+	}
+	if err := c.ready(ctx, "pod/mapped"); err != nil {
+		return "", err
+	}
+	out, err := c.exec(ctx, "mapped", "cat", "/proc/self/uid_map")
+	if err != nil {
+		return "", err
+	}
+	// "inside outside length", user_namespaces(7)
+	f := strings.Fields(out)
+	if len(f) < 3 {
+		return "", fmt.Errorf("uid_map reads %q", out)
+	}
+	if outside, err := strconv.Atoi(f[1]); err != nil || f[0] != "0" || outside < 65536 {
+		return "", fmt.Errorf("root inside is %s outside", f[1])
+	}
+	return "root inside is uid " + f[1] + " outside", nil
+}
+
+// strangers asks, from a pod without a token, what only an identity may know.
+func strangers(ctx context.Context, c cluster) (string, error) {
+	if err := c.pod(ctx, "stranger", nil); err != nil {
+		return "", err
+	}
+	if err := c.ready(ctx, "pod/stranger"); err != nil {
+		return "", err
+	}
+	addresses, err := c.run(ctx, "get", "nodes", "-o", `jsonpath={.items[*].status.addresses[?(@.type=="InternalIP")].address}`)
+	if err != nil {
+		return "", err
+	}
+	urls := []string{"https://kubernetes.default.svc.cluster.local/api/v1/namespaces"}
+	for _, address := range strings.Fields(addresses) {
+		urls = append(urls, "https://"+address+":10250/pods")
+	}
+	for _, url := range urls {
+		out, err := c.exec(ctx, "stranger", "wget", "-q", "-T", "5", "--no-check-certificate", "-O", "-", url)
+		if err == nil {
+			return "", fmt.Errorf("%s answers without an identity: %.80q", url, out)
+		}
+		if !strings.Contains(err.Error(), "401 Unauthorized") {
+			return "", fmt.Errorf("%s does not refuse, but: %w", url, err)
+		}
+	}
+	return fmt.Sprintf("401 from all %d", len(urls)), nil
+}
+
+// controlPlane cordons all workers for a while.
+func controlPlane(ctx context.Context, c cluster) (saw string, err error) {
+	const workers = "!node-role.kubernetes.io/control-plane"
+	if _, err := c.run(ctx, "cordon", "-l", workers); err != nil {
+		return "", err
+	}
+	defer func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		_, undone := c.run(end, "uncordon", "-l", workers)
+		err = errors.Join(err, undone)
+	}()
+	for name, values := range map[string]map[string]string{
+		"anywhere": nil,
+		"wants-it": {"SELECTOR": onControlPlane},
+		"tolerant": {"SELECTOR": onControlPlane, "TOLERATIONS": tolerated},
+	} {
+		if err := c.pod(ctx, name, values); err != nil {
+			return "", err
+		}
+	}
+	// The one that may shows that the scheduler has looked at all of them.
+	if err := c.ready(ctx, "pod/tolerant"); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"anywhere", "wants-it"} {
+		if _, err := c.run(ctx, "wait", "--for=condition=PodScheduled=False", "--timeout=30s", "pod/"+name); err != nil {
+			return "", err
+		}
+		out, err := c.run(ctx, "get", "pod", name, "-o", "jsonpath={.status.phase} {.spec.nodeName} {.status.conditions[0].message}")
+		if err != nil {
+			return "", err
+		}
+		if !strings.HasPrefix(out, "Pending  ") || !strings.Contains(out, "untolerated taint") {
+			return "", fmt.Errorf("the pod %s: %s", name, out)
+		}
+	}
+	return "Pending with the workers cordoned; a tolerant pod runs there", nil
+}

@@ -1,0 +1,114 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"fabrique/bench/action"
+	"fabrique/bench/cgroup"
+)
+
+// Down gives the actions that take the cluster away, whatever state it is in.
+func (c Cluster) Down() []action.Action {
+	var actions []action.Action
+	for _, n := range c.Nodes() {
+		actions = append(actions, action.Action{Name: n.Name, Do: func(ctx context.Context, _ io.Writer) (bool, error) {
+			_, err := os.Stat(n.Dir)
+			changed := err == nil || n.PID() != 0
+			return changed, n.Destroy(ctx)
+		}})
+	}
+	return append(actions,
+		action.Action{Name: "network", Do: func(ctx context.Context, log io.Writer) (bool, error) {
+			_, err := net.InterfaceByName(bridge)
+			return err == nil, c.unlink(ctx, log)
+		}},
+		action.Action{Name: "files", Do: func(context.Context, io.Writer) (bool, error) {
+			_, err := os.Stat(c.Dir)
+			return err == nil, os.RemoveAll(c.Dir)
+		}},
+	)
+}
+
+// Leftovers counts what is left of a cluster on this machine, by kind. All are 0
+// when it is down.
+func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
+	left := map[string][]string{"processes": nil, "mounts": nil, "links": nil, "network namespaces": nil, "rules": nil, "control groups": nil, "files": nil}
+	add := func(kind, what string) { left[kind] = append(left[kind], what) }
+
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	namespaces := map[string]bool{}
+	for _, e := range entries {
+		proc := filepath.Join("/proc", e.Name())
+		groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
+		if err != nil || !strings.Contains(string(groups), "fabrique-bench-node-") {
+			continue
+		}
+		name, _ := os.ReadFile(filepath.Join(proc, "comm"))
+		add("processes", e.Name()+" "+strings.TrimSpace(string(name)))
+		if ns, err := os.Readlink(filepath.Join(proc, "ns/net")); err == nil && ns != own && !namespaces[ns] {
+			namespaces[ns] = true
+			add("network namespaces", ns)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 4 && (f[4] == c.Dir || strings.HasPrefix(f[4], c.Dir+"/")) {
+			add("mounts", f[4])
+		}
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, "fabrique-") {
+			add("links", l.Name)
+		}
+	}
+	if hasTable(ctx) {
+		add("rules", "nftables table "+table)
+	}
+	if err := filepath.WalkDir(cgroup.Root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.Contains(path, "fabrique-bench-node-") {
+			add("control groups", path)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	if _, err := os.Lstat(c.Dir); err == nil {
+		add("files", c.Dir)
+	}
+	return left, nil
+}
+
+// Describe gives one line per kind of leftovers, in a fixed order, and whether
+// there are any.
+func Describe(left map[string][]string) (lines []string, any bool) {
+	for _, kind := range []string{"processes", "mounts", "network namespaces", "links", "rules", "control groups", "files"} {
+		line := fmt.Sprintf("%-20s %d", kind, len(left[kind]))
+		if len(left[kind]) > 0 {
+			any = true
+			line += "  " + strings.Join(left[kind][:min(5, len(left[kind]))], ", ")
+		}
+		lines = append(lines, line)
+	}
+	return lines, any
+}

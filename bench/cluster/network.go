@@ -1,0 +1,187 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"fabrique/bench/cache"
+)
+
+// One range holds it all; nothing of it is seen outside this machine, as what
+// leaves is masqueraded.
+const (
+	benchCIDR   = "10.196.0.0/16"
+	hostIP      = "10.196.0.1"
+	nodePrefix  = "/24"
+	podCIDR     = "10.196.64.0/18"
+	serviceCIDR = "10.196.128.0/20"
+
+	// ControlPlaneIP is the control plane node's address.
+	ControlPlaneIP = "10.196.0.2"
+	workerIP       = "10.196.0.3"
+	firstServiceIP = "10.196.128.1"
+	// DNSIP is the service address of the cluster's DNS.
+	DNSIP = "10.196.128.10"
+	// RegistryIP is the service address of registry:80.
+	RegistryIP = "10.196.128.80"
+
+	bridge = "fabrique-bench"
+	table  = "fabrique-bench" // of nftables, on this machine
+)
+
+const forwarding = "/proc/sys/net/ipv4/ip_forward"
+
+// network joins the nodes by a bridge and leads them out of this machine. A file
+// tells for which nodes it was finished; any other is made anew.
+func (c Cluster) network(ctx context.Context, log io.Writer) (changed bool, err error) {
+	mark, now := filepath.Join(c.Dir, "network"), ""
+	for _, n := range c.Nodes() {
+		now += fmt.Sprintln(n.Name, n.PID())
+	}
+	if done, err := os.ReadFile(mark); err == nil && string(done) == now {
+		return false, nil
+	}
+	if err := c.unlink(ctx, log); err != nil {
+		return true, err
+	}
+	if err := free(benchCIDR); err != nil {
+		return false, err
+	}
+	ip := func(args ...string) error { return cache.Run(ctx, log, "", nil, "ip", args...) }
+	for _, args := range [][]string{
+		{"link", "add", bridge, "type", "bridge"},
+		{"addr", "add", hostIP + nodePrefix, "dev", bridge},
+		{"link", "set", bridge, "up"},
+	} {
+		if err := ip(args...); err != nil {
+			return true, err
+		}
+	}
+	for _, m := range machines {
+		node := c.node(m)
+		if err := ip("link", "add", m.link, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(node.PID())); err != nil {
+			return true, err
+		}
+		inside := [][]string{
+			{"addr", "add", m.ip + nodePrefix, "dev", "eth0"},
+			{"link", "set", "lo", "up"},
+			{"link", "set", "eth0", "up"},
+			{"route", "add", "default", "via", hostIP},
+		}
+		for _, other := range machines {
+			if other.name != m.name {
+				inside = append(inside, []string{"route", "add", other.podCIDR, "via", other.ip})
+			}
+		}
+		for _, args := range inside {
+			if err := node.Run(ctx, log, nil, append([]string{"ip"}, args...)...); err != nil {
+				return true, err
+			}
+		}
+		if err := node.Run(ctx, log, []byte("1"), "tee", forwarding); err != nil {
+			return true, err
+		}
+		if err := ip("link", "set", m.link, "master", bridge, "up"); err != nil {
+			return true, err
+		}
+		if err := ip("route", "replace", m.podCIDR, "via", m.ip); err != nil {
+			return true, err
+		}
+	}
+	if err := ip("route", "replace", serviceCIDR, "via", workerIP); err != nil {
+		return true, err
+	}
+	if err := c.leadOut(ctx, log); err != nil {
+		return true, err
+	}
+	return true, os.WriteFile(mark, []byte(now), 0o644)
+}
+
+// free tells whether any of this machine's networks overlaps with cidr.
+func free(cidr string) error {
+	_, ours, err := net.ParseCIDR(cidr)
+	if err != nil {
+		return err
+	}
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		if theirs, ok := a.(*net.IPNet); ok && (ours.Contains(theirs.IP) || theirs.Contains(ours.IP)) {
+			return fmt.Errorf("making the bench's network: this machine has the address %s, and the bench uses %s; run the bench on another machine", theirs, cidr)
+		}
+	}
+	return nil
+}
+
+// leadOut lets the nodes reach what this machine reaches. How forwarding was set
+// before is kept, for the end.
+func (c Cluster) leadOut(ctx context.Context, log io.Writer) error {
+	before := filepath.Join(c.Dir, "ip_forward")
+	if _, err := os.Stat(before); err != nil {
+		value, err := os.ReadFile(forwarding)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(before, value, 0o644); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(forwarding, []byte("1"), 0o644); err != nil {
+		return fmt.Errorf("letting this machine forward packets: %w", err)
+	}
+	rules := fmt.Sprintf(`table ip %[1]s
+delete table ip %[1]s
+table ip %[1]s {
+	chain out {
+		type nat hook postrouting priority srcnat;
+		ip saddr %[2]s ip daddr != %[2]s masquerade
+	}
+}
+`, table, benchCIDR)
+	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	out, err := cmd.CombinedOutput()
+	fmt.Fprintf(log, "$ nft -f -\n%s%s", rules, out)
+	if err != nil {
+		return fmt.Errorf("making the masquerade rule: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// unlink takes the network away again.
+func (c Cluster) unlink(ctx context.Context, log io.Writer) error {
+	for _, link := range []string{bridge, machines[0].link, machines[1].link} {
+		if _, err := net.InterfaceByName(link); err != nil {
+			continue
+		}
+		if err := cache.Run(ctx, log, "", nil, "ip", "link", "delete", link); err != nil {
+			// The node's end may have gone at this moment, and it with it.
+			if _, gone := net.InterfaceByName(link); gone == nil {
+				return err
+			}
+		}
+	}
+	if hasTable(ctx) {
+		if err := cache.Run(ctx, log, "", nil, "nft", "delete", "table", "ip", table); err != nil {
+			return err
+		}
+	}
+	before, err := os.ReadFile(filepath.Join(c.Dir, "ip_forward"))
+	if err != nil {
+		return nil // it was never changed
+	}
+	return os.WriteFile(forwarding, before, 0o644)
+}
+
+func hasTable(ctx context.Context) bool {
+	return exec.CommandContext(ctx, "nft", "list", "table", "ip", table).Run() == nil
+}

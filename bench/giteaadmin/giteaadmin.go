@@ -1,0 +1,88 @@
+// Package giteaadmin sets up users and repositories of a Gitea, as its
+// administrator.
+package giteaadmin
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"code.gitea.io/sdk/gitea"
+
+	"fabrique/steps/secret"
+)
+
+// Admin is an administrator of the Gitea at URL.
+type Admin struct {
+	URL   string
+	Token secret.Secret
+}
+
+// Client gives an API client that authenticates with token.
+func (a Admin) Client(ctx context.Context, token secret.Secret) (*gitea.Client, error) {
+	return gitea.NewClient(a.URL, gitea.SetToken(token.Reveal()), gitea.SetContext(ctx))
+}
+
+// CreateRepo creates an empty private repository "owner/name" with default
+// branch main, and the owner, an organization, when it does not exist. Its ids
+// are SHA-1: for SHA-256 Gitea wants git 2.42, Debian 12 has 2.39.
+func (a Admin) CreateRepo(ctx context.Context, repo string) error {
+	client, err := a.Client(ctx, a.Token)
+	if err != nil {
+		return err
+	}
+	owner, name, _ := strings.Cut(repo, "/")
+	if _, answer, err := client.GetOrg(owner); err != nil {
+		if answer == nil || answer.StatusCode != http.StatusNotFound {
+			return fmt.Errorf("looking for the organization %q: %w", owner, err)
+		}
+		if _, _, err := client.CreateOrg(gitea.CreateOrgOption{Name: owner}); err != nil {
+			return fmt.Errorf("creating the organization %q: %w", owner, err)
+		}
+	}
+	if _, _, err := client.CreateOrgRepo(owner, gitea.CreateRepoOption{Name: name, Private: true, DefaultBranch: "main"}); err != nil {
+		return fmt.Errorf("creating the repository %q: %w", repo, err)
+	}
+	return nil
+}
+
+// CreateUser creates an ordinary user and gives a token with these scopes
+// ("read:repository", …).
+func (a Admin) CreateUser(ctx context.Context, name string, scopes ...gitea.AccessTokenScope) (secret.Secret, error) {
+	client, err := a.Client(ctx, a.Token)
+	if err != nil {
+		return secret.Secret{}, err
+	}
+	password := rand.Text()
+	mustChange := false
+	if _, _, err := client.AdminCreateUser(gitea.CreateUserOption{
+		Username: name, Email: name + "@bench.invalid", Password: password, MustChangePassword: &mustChange,
+	}); err != nil {
+		return secret.Secret{}, fmt.Errorf("creating the user %q: %w", name, err)
+	}
+	// Gitea gives tokens for a password only.
+	self, err := gitea.NewClient(a.URL, gitea.SetBasicAuth(name, password), gitea.SetContext(ctx))
+	if err != nil {
+		return secret.Secret{}, err
+	}
+	token, _, err := self.CreateAccessToken(gitea.CreateAccessTokenOption{Name: "bench", Scopes: scopes})
+	if err != nil {
+		return secret.Secret{}, fmt.Errorf("creating a token of %q: %w", name, err)
+	}
+	return secret.New(token.Token), nil
+}
+
+// AddCollaborator lets user into repo with "read", "write" or "admin".
+func (a Admin) AddCollaborator(ctx context.Context, repo, user string, access gitea.AccessMode) error {
+	client, err := a.Client(ctx, a.Token)
+	if err != nil {
+		return err
+	}
+	owner, name, _ := strings.Cut(repo, "/")
+	if _, err := client.AddCollaborator(owner, name, user, gitea.AddCollaboratorOption{Permission: &access}); err != nil {
+		return fmt.Errorf("letting %q into %q: %w", user, repo, err)
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+package platform
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+
+	"code.gitea.io/sdk/gitea"
+
+	"fabrique/bench/giteaadmin"
+	"fabrique/bench/parts"
+	"fabrique/steps/secret"
+)
+
+// Where Gitea answers inside the cluster, and the repositories that it holds.
+const (
+	GiteaURL   = "http://gitea.gitea.svc:3000"
+	SourceRepo = "atlas/atlas"
+	AppsRepo   = "cluster/apps"
+
+	webhookToArgoCD = "http://argocd-server.argocd.svc/api/webhook"
+)
+
+// The Secrets that hold what Gitea gave.
+const (
+	adminSecret  = "gitea-admin" // in gitea: token
+	readerSecret = "gitea-reader"
+	writerSecret = "gitea-writer"
+)
+
+// seed brings Gitea to what production has: two repositories, two bots, and
+// webhook #1, by which a push to the records reaches Argo CD.
+func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err error) {
+	admin, stop, created, err := p.admin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer stop()
+	changed = created
+	note := func(did bool, what string, err error) error {
+		changed = changed || did
+		fmt.Fprintf(log, "%s: created %v, %v\n", what, did, err)
+		return err
+	}
+	for _, repo := range []string{SourceRepo, AppsRepo} {
+		did, err := ensureRepo(ctx, admin, repo)
+		if err := note(did, repo, err); err != nil {
+			return changed, err
+		}
+	}
+	for _, bot := range []struct {
+		user, secret string
+		scope        gitea.AccessTokenScope
+		repos        map[string]gitea.AccessMode
+	}{
+		{parts.ReaderName, readerSecret, "read:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeRead, AppsRepo: gitea.AccessModeRead}},
+		{parts.WriterName, writerSecret, "write:repository", map[string]gitea.AccessMode{AppsRepo: gitea.AccessModeWrite}},
+	} {
+		token, err := p.secret(ctx, "gitea", bot.secret, "token")
+		if err != nil {
+			return changed, err
+		}
+		if token.IsZero() {
+			if token, err = admin.CreateUser(ctx, bot.user, bot.scope); err != nil {
+				return changed, err
+			}
+			if err := note(true, bot.user, p.setSecret(ctx, "gitea", bot.secret, nil, map[string]string{"token": token.Reveal()})); err != nil {
+				return changed, err
+			}
+		}
+		for repo, access := range bot.repos {
+			if err := admin.AddCollaborator(ctx, repo, bot.user, access); err != nil {
+				return changed, err
+			}
+		}
+		if bot.user == parts.ReaderName {
+			// Argo CD reads the repositories as this bot.
+			for name, repo := range map[string]string{"repo-apps": AppsRepo, "repo-source": SourceRepo} {
+				if err := p.setSecret(ctx, nsArgoCD, name, map[string]string{"argocd.argoproj.io/secret-type": "repository"}, map[string]string{
+					"type": "git", "url": GiteaURL + "/" + repo + ".git", "username": bot.user, "password": token.Reveal(),
+				}); err != nil {
+					return changed, err
+				}
+			}
+		}
+	}
+	did, err := p.webhook(ctx, admin)
+	return changed, note(did, "webhook #1", err)
+}
+
+// Admin gives an administrator of the cluster's Gitea, reached through the API
+// server until stop is called.
+func (p Platform) Admin(ctx context.Context) (admin giteaadmin.Admin, stop func(), err error) {
+	admin, stop, _, err = p.admin(ctx)
+	return admin, stop, err
+}
+
+func (p Platform) admin(ctx context.Context) (admin giteaadmin.Admin, stop func(), created bool, err error) {
+	token, err := p.secret(ctx, "gitea", adminSecret, "token")
+	if err != nil {
+		return admin, nil, false, err
+	}
+	if token.IsZero() {
+		// An earlier run may have created the user and not kept the token.
+		out, err := p.Kubectl.Run(ctx, nil, "exec", "-n", "gitea", "deploy/gitea", "-c", "gitea", "--", "sh", "-c",
+			`g="/app/gitea/gitea --config /data/app.ini admin user"
+			$g list --admin | grep -qw root || $g create --admin --username root --email root@bench.invalid --random-password --must-change-password=false >/dev/null
+			$g generate-access-token --username root --token-name "bench-$(date +%s%N)" --scopes all --raw`)
+		if err != nil {
+			return admin, nil, false, fmt.Errorf("creating Gitea's administrator: %w", err)
+		}
+		found := tokenForm.FindString(out)
+		if found == "" {
+			return admin, nil, false, errors.New("creating Gitea's administrator: it printed no token")
+		}
+		token, created = secret.New(found), true
+		if err := p.setSecret(ctx, "gitea", adminSecret, nil, map[string]string{"token": found}); err != nil {
+			return admin, nil, true, err
+		}
+	}
+	address, stop, err := p.Kubectl.Forward(ctx, "gitea", "service/gitea", 3000)
+	return giteaadmin.Admin{URL: "http://" + address, Token: token}, stop, created, err
+}
+
+var tokenForm = regexp.MustCompile(`\b[0-9a-f]{40}\b`)
+
+func ensureRepo(ctx context.Context, admin giteaadmin.Admin, repo string) (created bool, err error) {
+	client, err := admin.Client(ctx, admin.Token)
+	if err != nil {
+		return false, err
+	}
+	owner, name, _ := strings.Cut(repo, "/")
+	_, answer, err := client.GetRepo(owner, name)
+	if err != nil {
+		if answer == nil || answer.StatusCode != http.StatusNotFound {
+			return false, fmt.Errorf("looking for the repository %q: %w", repo, err)
+		}
+		if err := admin.CreateRepo(ctx, repo); err != nil {
+			return false, err
+		}
+		created = true
+	}
+	// Argo CD wants a commit to look at.
+	_, answer, err = client.GetContents(owner, name, "main", "README.md")
+	if err == nil {
+		return created, nil
+	}
+	if answer == nil || answer.StatusCode != http.StatusNotFound {
+		return created, fmt.Errorf("reading %q: %w", repo, err)
+	}
+	_, _, err = client.CreateFile(owner, name, "README.md", gitea.CreateFileOptions{
+		FileOptions: gitea.FileOptions{Message: "Begin", BranchName: "main"},
+		Content:     "IyBCZW5jaAo=", // # Bench
+	})
+	return true, err
+}
+
+func (p Platform) webhook(ctx context.Context, admin giteaadmin.Admin) (created bool, err error) {
+	client, err := admin.Client(ctx, admin.Token)
+	if err != nil {
+		return false, err
+	}
+	owner, name, _ := strings.Cut(AppsRepo, "/")
+	hooks, _, err := client.ListRepoHooks(owner, name, gitea.ListHooksOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing the webhooks of %q: %w", AppsRepo, err)
+	}
+	for _, h := range hooks {
+		if h.Config["url"] == webhookToArgoCD {
+			return false, nil
+		}
+	}
+	_, _, err = client.CreateRepoHook(owner, name, gitea.CreateHookOption{
+		Type: gitea.HookTypeGitea, Events: []string{"push"}, Active: true, BranchFilter: "main",
+		Config: map[string]string{"url": webhookToArgoCD, "content_type": "json"},
+	})
+	return true, err
+}
+
+func (p Platform) appOfApps(ctx context.Context, log io.Writer) (bool, error) {
+	objects, err := own("root.yaml", nil)
+	if err != nil {
+		return false, err
+	}
+	return p.Kubectl.Apply(ctx, log, objects)
+}
+
+// secret gives one value of a Secret, zero when there is none.
+func (p Platform) secret(ctx context.Context, namespace, name, key string) (secret.Secret, error) {
+	out, err := p.Kubectl.Run(ctx, nil, "get", "secret", "-n", namespace, name, "--ignore-not-found", "-o", "json")
+	if err != nil || out == "" {
+		return secret.Secret{}, err
+	}
+	var s struct{ Data map[string][]byte }
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		return secret.Secret{}, fmt.Errorf("reading the Secret %s in %s: %w", name, namespace, err)
+	}
+	return secret.New(string(s.Data[key])), nil
+}
+
+// setSecret writes a Secret; its values go through stdin only.
+func (p Platform) setSecret(ctx context.Context, namespace, name string, labels, values map[string]string) error {
+	_, err := p.Kubectl.Apply(ctx, io.Discard, []object{{
+		"apiVersion": "v1", "kind": "Secret",
+		"metadata":   object{"name": name, "namespace": namespace, "labels": labels},
+		"stringData": values,
+	}})
+	return err
+}

@@ -1,0 +1,229 @@
+package platform
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"fabrique/bench/cache"
+	"fabrique/bench/tools"
+)
+
+// Namespaces of what comes from elsewhere; upstream's own choice.
+const (
+	nsArgo   = "argo"
+	nsEvents = "argo-events"
+	nsArgoCD = "argocd"
+	nsLocal  = "local-path-storage"
+)
+
+// rendered gives the objects of a kustomization among a tool's copies. The cache
+// keeps what kustomize made of it.
+func rendered(ctx context.Context, tool tools.Tool, folder string) ([]object, error) {
+	dir, err := tool.Ensure(ctx, io.Discard, false)
+	if err != nil {
+		return nil, err
+	}
+	kustomize, err := tools.Kustomize.Ensure(ctx, io.Discard, false)
+	if err != nil {
+		return nil, err
+	}
+	kept, _, err := cache.Get(ctx, cache.Entry{
+		Name: tool.Name + "-manifests",
+		Key:  cache.Key("1", dir, kustomize, folder),
+		Make: func(ctx context.Context, out string, log io.Writer) error {
+			text, err := exec.CommandContext(ctx, filepath.Join(kustomize, "kustomize"), "build", filepath.Join(dir, folder)).Output()
+			if err != nil {
+				var said *exec.ExitError
+				if errors.As(err, &said) {
+					log.Write(said.Stderr)
+				}
+				return fmt.Errorf("running kustomize on the manifests of %s: %w", tool.Name, err)
+			}
+			return os.WriteFile(filepath.Join(out, "all.yaml"), text, 0o644)
+		},
+	}, io.Discard)
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(kept, "all.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	return parse(text, nil)
+}
+
+func namespace(name, level string) object {
+	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{
+		"name": name, "labels": map[string]any{"pod-security.kubernetes.io/enforce": level},
+	}}
+}
+
+func localPath(ctx context.Context, refs map[string]string) ([]object, error) {
+	dir, err := tools.LocalPath.Ensure(ctx, io.Discard, false)
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "local-path-storage.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	objects, err := parse(text, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
+		switch {
+		case o.is("StorageClass/local-path"):
+			o.at("metadata", "annotations")["storageclass.kubernetes.io/is-default-class"] = "true"
+		case o.is("ConfigMap/local-path-config"):
+			data := o.at("data")
+			data["config.json"] = `{"nodePathMap": [{"node": "DEFAULT_PATH_FOR_NON_LISTED_NODES", "paths": ["/var/lib/local-path"]}]}`
+			data["helperPod.yaml"] = strings.ReplaceAll(data["helperPod.yaml"].(string), "image: busybox", "image: "+refs["base/busybox"])
+		case o.is("Deployment/local-path-provisioner"):
+			o.at("spec")["strategy"] = object{"type": "Recreate"}
+		}
+	}
+	return objects, nil
+}
+
+func workflows(ctx context.Context, refs map[string]string) ([]object, error) {
+	all, err := rendered(ctx, tools.ArgoWorkflows, "manifests/cluster-install")
+	if err != nil {
+		return nil, err
+	}
+	objects := []object{namespace(nsArgo, "restricted")}
+	for _, o := range all {
+		// The server is a web interface; the command line does without it.
+		if strings.HasPrefix(o.name(), "argo-server") {
+			continue
+		}
+		if o.is("Deployment/workflow-controller") {
+			pod := o.pod()
+			pod.at("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
+			c := pod.containers("containers")[0]
+			c["args"] = []any{"--executor-image", refs["bench/argoexec"], "--executor-image-pull-policy", "IfNotPresent"}
+			c.setEnv("DEFAULT_REQUEUE_TIME", "1s") // 10 s else, in which a finished pod waits for the next
+		}
+		objects = append(objects, o)
+	}
+	return objects, nil
+}
+
+func events(ctx context.Context, refs map[string]string) ([]object, error) {
+	all, err := rendered(ctx, tools.ArgoEvents, "manifests/cluster-install")
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range all {
+		switch {
+		case o.is("ConfigMap/argo-events-controller-config"):
+			if err := setBusVersions(o.at("data"), refs); err != nil {
+				return nil, err
+			}
+		case o.is("Deployment/controller-manager"):
+			pod := o.pod()
+			pod.at("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
+			c := pod.containers("containers")[0]
+			c["securityContext"] = object{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": object{"drop": []any{"ALL"}}}
+			c.setEnv("ARGO_EVENTS_IMAGE", refs["bench/argo-events"])
+			c.at("readinessProbe")["periodSeconds"] = 1
+		}
+	}
+	return append([]object{namespace(nsEvents, "restricted")}, all...), nil
+}
+
+// BusVersion is the version that an EventBus of kind JetStream asks for.
+const BusVersion = "2.15.3"
+
+// setBusVersions makes [BusVersion] the only kind of bus. Its config reloader and
+// its metrics exporter do nothing: their modules are not to be had.
+func setBusVersions(data object, refs map[string]string) error {
+	const key = "controller-config.yaml"
+	var config object
+	if err := yaml.Unmarshal([]byte(data[key].(string)), &config); err != nil {
+		return fmt.Errorf("reading Argo Events' configuration: %w", err)
+	}
+	bus := config.at("eventBus")
+	delete(bus, "nats")
+	jetstream := bus.at("jetstream")
+	jetstream["versions"] = []any{object{
+		"version":              BusVersion,
+		"natsImage":            refs["bench/nats"],
+		"metricsExporterImage": refs["bench/idle"],
+		"configReloaderImage":  refs["bench/idle"],
+		"startCommand":         "/nats-server",
+	}}
+	// One server keeps one copy.
+	stream, _ := jetstream["streamConfig"].(string)
+	jetstream["streamConfig"] = strings.ReplaceAll(stream, "replicas: 3", "replicas: 1")
+	text, err := yaml.Marshal(config)
+	data[key] = string(text)
+	return err
+}
+
+func argoCD(ctx context.Context, _ map[string]string) ([]object, error) {
+	all, err := rendered(ctx, tools.ArgoCD, "manifests/cluster-install")
+	if err != nil {
+		return nil, err
+	}
+	objects := []object{namespace(nsArgoCD, "restricted")}
+	for _, o := range all {
+		if o.kind() != "CustomResourceDefinition" &&
+			(strings.HasPrefix(o.name(), "argocd-dex") || strings.HasPrefix(o.name(), "argocd-notifications") || strings.HasPrefix(o.name(), "argocd-applicationset")) {
+			continue
+		}
+		switch {
+		case o.is("ConfigMap/argocd-cmd-params-cm"):
+			o.at("data")["server.insecure"] = "true" // the webhook comes over plain HTTP, from inside
+		case o.is("ConfigMap/argocd-cm"):
+			// What a webhook does not tell is looked at this often.
+			o.at("data")["timeout.reconciliation"] = "180s"
+		case o.is("Deployment/argocd-repo-server"):
+			// Plugins are not used, and their helper wants GNU cp.
+			delete(o.pod(), "initContainers")
+		}
+		if pod := o.pod(); pod != nil {
+			pod.at("securityContext")["runAsUser"] = 999
+			delete(pod, "affinity") // it spreads over nodes; there is one for work
+			for _, c := range pod.containers("containers") {
+				if args, ok := c["args"].([]any); ok && c["name"] != "redis" {
+					c["command"] = args // upstream's image has an entrypoint that runs its arguments
+					delete(c, "args")
+				}
+				if _, ok := c["readinessProbe"]; ok {
+					probe := c.at("readinessProbe")
+					probe["periodSeconds"], probe["initialDelaySeconds"] = 1, 1
+				}
+				c.setEnv("ARGOCD_GPG_ENABLED", "false")
+			}
+		}
+		objects = append(objects, o)
+	}
+	return objects, nil
+}
+
+// upstreamImages tells which image of the bench stands for one of upstream's.
+var upstreamImages = map[string]string{
+	"rancher/local-path-provisioner":       "bench/local-path-provisioner",
+	"quay.io/argoproj/workflow-controller": "bench/workflow-controller",
+	"quay.io/argoproj/argo-events":         "bench/argo-events",
+	"quay.io/argoproj/argocd":              "bench/argocd",
+	"public.ecr.aws/docker/library/redis":  "bench/redis",
+}
+
+// own reads a manifest of the bench's, with its addresses filled in.
+func own(file string, addresses map[string]string) ([]object, error) {
+	text, err := manifests.ReadFile("manifests/" + file)
+	if err != nil {
+		return nil, err
+	}
+	return parse(text, addresses)
+}
