@@ -131,10 +131,10 @@ func (c cluster) removeNamespace(ctx context.Context) error {
 	return err
 }
 
-// text gives a manifest with ${NAMESPACE} and ${BUSYBOX} filled in, and values.
+// text gives a manifest with ${NAMESPACE}, ${PROBE} and ${BUSYBOX} filled in, and values.
 func (c cluster) text(file string, values map[string]string) (string, error) {
 	text, err := manifests.ReadFile("manifests/" + file)
-	replace := []string{"${NAMESPACE}", c.namespace, "${BUSYBOX}", c.Refs["base/busybox"]}
+	replace := []string{"${NAMESPACE}", c.namespace, "${PROBE}", c.Refs["bench/probe"], "${BUSYBOX}", c.Refs["base/busybox"]}
 	for name, value := range values {
 		replace = append(replace, "${"+name+"}", value)
 	}
@@ -171,9 +171,9 @@ func (c cluster) ready(ctx context.Context, objects ...string) error {
 	return err
 }
 
-// exec runs a command in a pod.
-func (c cluster) exec(ctx context.Context, pod string, command ...string) (string, error) {
-	return c.run(ctx, append([]string{"exec", pod, "--"}, command...)...)
+// probe runs the probe in a pod.
+func (c cluster) probe(ctx context.Context, pod string, args ...string) (string, error) {
+	return c.run(ctx, append([]string{"exec", pod, "--", "/probe"}, args...)...)
 }
 
 // nodes gives the names of a control plane node and of another one.

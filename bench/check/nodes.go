@@ -30,10 +30,6 @@ func (c cluster) address(ctx context.Context, pod string) (string, error) {
 	return c.run(ctx, "get", "pod", pod, "-o", "jsonpath={.status.podIP}")
 }
 
-func (c cluster) fetch(ctx context.Context, from, url string) (string, error) {
-	return c.exec(ctx, from, "wget", "-q", "-T", "3", "-O", "-", url)
-}
-
 func reach(ctx context.Context, c cluster) (string, error) {
 	controlPlane, worker, err := c.nodes(ctx)
 	if err != nil {
@@ -54,15 +50,15 @@ func reach(ctx context.Context, c cluster) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if out, err := c.fetch(ctx, from, "http://"+address+":8080/passwd"); err != nil || !strings.Contains(out, "root:") {
+		if out, err := c.probe(ctx, from, "get", "http://"+address+":8080"); err != nil || out != "200\n"+to {
 			return "", fmt.Errorf("%s does not reach %s (%s): %q, %w", from, to, address, out, err)
 		}
 		for _, name := range []string{"kubernetes.default.svc.cluster.local", "registry"} {
-			if _, err := c.exec(ctx, from, "nslookup", name); err != nil {
+			if _, err := c.probe(ctx, from, "lookup", name); err != nil {
 				return "", fmt.Errorf("%s does not resolve %s: %w", from, name, err)
 			}
 		}
-		if _, err := c.fetch(ctx, from, "http://registry:80/v2/"); err != nil {
+		if _, err := c.probe(ctx, from, "get", "http://registry:80/v2/"); err != nil {
 			return "", fmt.Errorf("%s does not reach http://registry:80: %w", from, err)
 		}
 		saw = append(saw, from+" → "+address)
@@ -83,8 +79,8 @@ func policy(ctx context.Context, c cluster) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	url := "http://" + address + ":8080/passwd"
-	open := func(ctx context.Context) error { _, err := c.fetch(ctx, "client", url); return err }
+	url := "http://" + address + ":8080"
+	open := func(ctx context.Context) error { _, err := c.probe(ctx, "client", "get", url); return err }
 	closed := func(ctx context.Context) error {
 		if open(ctx) == nil {
 			return errors.New("the server still answers")
@@ -132,7 +128,7 @@ func volume(ctx context.Context, c cluster) (string, error) {
 			return "", err
 		}
 		if round == "first" {
-			if _, err := c.exec(ctx, "keeper", "sh", "-c", "echo "+word+" > /data/word"); err != nil {
+			if _, err := c.probe(ctx, "keeper", "write", "/data/word", word); err != nil {
 				return "", err
 			}
 			if _, err := c.run(ctx, "delete", "pod", "keeper", "--wait"); err != nil {
@@ -140,7 +136,7 @@ func volume(ctx context.Context, c cluster) (string, error) {
 			}
 		}
 	}
-	got, err := c.exec(ctx, "keeper", "cat", "/data/word")
+	got, err := c.probe(ctx, "keeper", "read", "/data/word")
 	if err != nil || got != word {
 		return "", fmt.Errorf("the new pod reads %q, %w; want %q", got, err, word)
 	}
@@ -183,7 +179,7 @@ func hostUsers(ctx context.Context, c cluster) (string, error) {
 	if err := c.ready(ctx, "pod/mapped"); err != nil {
 		return "", err
 	}
-	out, err := c.exec(ctx, "mapped", "cat", "/proc/self/uid_map")
+	out, err := c.probe(ctx, "mapped", "read", "/proc/self/uid_map")
 	if err != nil {
 		return "", err
 	}
@@ -215,12 +211,9 @@ func strangers(ctx context.Context, c cluster) (string, error) {
 		urls = append(urls, "https://"+address+":10250/pods")
 	}
 	for _, url := range urls {
-		out, err := c.exec(ctx, "stranger", "wget", "-q", "-T", "5", "--no-check-certificate", "-O", "-", url)
-		if err == nil {
-			return "", fmt.Errorf("%s answers without an identity: %.80q", url, out)
-		}
-		if !strings.Contains(err.Error(), "401 Unauthorized") {
-			return "", fmt.Errorf("%s does not refuse, but: %w", url, err)
+		out, err := c.probe(ctx, "stranger", "get", url)
+		if err != nil || !strings.HasPrefix(out, "401\n") {
+			return "", fmt.Errorf("%s answers one without an identity %.80q, %w; want 401", url, out, err)
 		}
 	}
 	return fmt.Sprintf("401 from all %d", len(urls)), nil

@@ -139,8 +139,8 @@ func (c Cluster) kubeProxy(p programs, m machine) service {
 		"hostnameOverride": m.name,
 		"bindAddress":      "0.0.0.0",
 		// The limits are this machine's, not a node's to set.
-		"conntrack": object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-		"linux":     object{"oomScoreAdj": 0, "conntrack": object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}},
+		"oomScoreAdj": 0,
+		"conntrack":   object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 	})
 	return service{
 		Service: node.Service{Name: "kube-proxy", Args: flags(p.kubernetes("kube-proxy"), "config", configDir+"/kube-proxy.yaml")},

@@ -57,6 +57,15 @@ var (
 
 	ArgoCD = assembled("bench/argocd:latest", compression.ZStd, argoCD)
 
+	// Probe is what the checks of the cluster run in pods.
+	Probe = assembled("bench/probe:latest", compression.ZStd, func(ctx context.Context, _ io.Writer) (recipe, error) {
+		text, err := build(ctx, "fabrique/bench/probe")
+		return recipe{
+			config: v1.Config{User: "65532", Entrypoint: []string{"/probe"}, Env: []string{"PATH=/"}, WorkingDir: "/"},
+			layers: [][]file{{{name: "probe", mode: 0o755, text: text}}},
+		}, err
+	})
+
 	// Gitea's folders are beside its program, /app/gitea is its STATIC_ROOT_PATH.
 	Gitea = assembled("bench/gitea:latest", compression.ZStd, gitea)
 )
@@ -71,7 +80,7 @@ func Preloaded(i Image) bool {
 func Cluster() []Image {
 	return []Image{
 		Pause, CoreDNS, LocalPath, Busybox, Registry,
-		NATS, Idle, ArgoEvents, WorkflowController, ArgoExec, Redis, ArgoCD, Gitea,
+		NATS, Idle, ArgoEvents, WorkflowController, ArgoExec, Redis, ArgoCD, Gitea, Probe,
 	}
 }
 

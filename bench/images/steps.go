@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -36,7 +37,7 @@ func Steps() []Image {
 
 func step(program string, runsGit bool) Image {
 	return assembled("fabrique/"+program+":latest", compression.GZip, func(ctx context.Context, _ io.Writer) (recipe, error) {
-		text, err := build(ctx, program)
+		text, err := build(ctx, "fabrique/cmd/"+program)
 		if err != nil {
 			return recipe{}, err
 		}
@@ -58,13 +59,13 @@ func step(program string, runsGit bool) Image {
 	})
 }
 
-// build gives a step's program, built so that only its source and the Go release
-// count. Unlike fabrique itself a step has no version to set: setting one changes
+// build gives a program of this repository, built so that only its source and the Go release
+// count. Unlike fabrique itself they have no version to set: setting one changes
 // nothing but the build's id, and with it the digest at every commit.
 //
 // It is built in a folder that all processes of this checkout share, where go
 // links nothing twice.
-func build(ctx context.Context, program string) ([]byte, error) {
+func build(ctx context.Context, pkg string) ([]byte, error) {
 	module, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
 		return nil, fmt.Errorf("finding the module: %w", err)
@@ -87,8 +88,8 @@ func build(ctx context.Context, program string) ([]byte, error) {
 	}
 	var log bytes.Buffer
 	if err := cache.Run(ctx, &log, "", []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"}, "go", "build",
-		"-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", dir+"/", "fabrique/cmd/"+program); err != nil {
+		"-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", dir+"/", pkg); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, log.Bytes())
 	}
-	return os.ReadFile(filepath.Join(dir, program))
+	return os.ReadFile(filepath.Join(dir, path.Base(pkg)))
 }
