@@ -48,6 +48,26 @@ fuzz: ## Run every fuzz target for FUZZTIME
 	  done; \
 	done
 
+.PHONY: bench-up
+bench-up: build ## Bring up the cluster; the first time this compiles for most of an hour
+	bin/bench up
+
+.PHONY: bench-check
+bench-check: build ## Prove that the cluster is what it claims to be
+	bin/bench check
+
+.PHONY: bench-status
+bench-status: build ## Show the nodes, their services and the pods
+	bin/bench status
+
+.PHONY: bench-down
+bench-down: build ## Take the cluster down and count what is left
+	bin/bench down
+
+.PHONY: bench-soak
+bench-soak: build ## Up, check, down ten times; kill up ten times
+	bin/bench soak
+
 .PHONY: bench-steps
 bench-steps: install ## Measure the steps against git, buildctl and curl
 	bin/bench bench-steps

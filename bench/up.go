@@ -152,7 +152,7 @@ func prepare(ctx context.Context, progress io.Writer) (changed bool, err error) 
 			return false, err
 		}
 	}
-	for _, image := range images.Cluster() {
+	for _, image := range pushed() {
 		_, cached, err := image.Ensure(ctx, progress)
 		if err != nil {
 			return changed, err
@@ -173,7 +173,7 @@ func describe(ctx context.Context, c cluster.Cluster, archive string) (platform.
 	}
 	pre := cluster.Preloaded{Archive: archive}
 	first := map[string]v1.Image{}
-	for _, image := range images.Cluster() {
+	for _, image := range pushed() {
 		content, digest, err := image.Load(ctx, io.Discard)
 		if err != nil {
 			return p, pre, err
@@ -201,14 +201,18 @@ func describe(ctx context.Context, c cluster.Cluster, archive string) (platform.
 	return p, pre, os.Rename(partial.Name(), archive)
 }
 
+// pushed are the images that the registry holds: the cluster's, and those that
+// builds start from.
+func pushed() []images.Image { return append(images.Cluster(), images.Debian) }
+
 func pushImages(ctx context.Context, log io.Writer, address string) (changed bool, err error) {
-	for _, image := range append(images.Cluster(), images.Debian) {
-		ref, pushed, err := image.PushNew(ctx, address)
+	for _, image := range pushed() {
+		ref, did, err := image.PushNew(ctx, address)
 		if err != nil {
 			return changed, err
 		}
-		fmt.Fprintln(log, ref, pushed)
-		changed = changed || pushed
+		fmt.Fprintln(log, ref, did)
+		changed = changed || did
 	}
 	return changed, nil
 }

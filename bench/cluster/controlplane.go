@@ -19,13 +19,15 @@ func flags(program string, pairs ...string) []string {
 	return args
 }
 
+const etcdPort = "2379"
+
 func (c Cluster) etcd(p programs) service {
 	crt := c.pki().path
 	return service{Service: node.Service{Name: "etcd", Args: flags(p.etcd,
 		"name", ControlPlane,
 		"data-dir", "/var/lib/etcd",
-		"listen-client-urls", "https://127.0.0.1:2379",
-		"advertise-client-urls", "https://127.0.0.1:2379",
+		"listen-client-urls", "https://127.0.0.1:"+etcdPort,
+		"advertise-client-urls", "https://127.0.0.1:"+etcdPort,
 		"listen-peer-urls", "https://127.0.0.1:2380",
 		"initial-advertise-peer-urls", "https://127.0.0.1:2380",
 		"initial-cluster", ControlPlane+"=https://127.0.0.1:2380",
@@ -51,7 +53,7 @@ func (c Cluster) apiserver(p programs) service {
 		"service-cluster-ip-range", serviceCIDR,
 		"client-ca-file", crt("ca.crt"),
 		"tls-cert-file", crt("apiserver.crt"), "tls-private-key-file", crt("apiserver.key"),
-		"etcd-servers", "https://127.0.0.1:2379",
+		"etcd-servers", "https://127.0.0.1:"+etcdPort,
 		"etcd-cafile", crt("etcd-ca.crt"),
 		"etcd-certfile", crt("apiserver-etcd.crt"), "etcd-keyfile", crt("apiserver-etcd.key"),
 		"kubelet-certificate-authority", crt("ca.crt"),

@@ -37,7 +37,7 @@ func (c Cluster) Up(ctx context.Context, images Preloaded) ([]action.Action, err
 		{Name: "nodes", Do: c.startNodes},
 		{Name: "network", Do: c.network},
 		c.service(cp, c.etcd(p), 30*time.Second, func(ctx context.Context) error {
-			return c.node(cp).Run(ctx, io.Discard, nil, "bash", "-c", ": >/dev/tcp/127.0.0.1/2379")
+			return c.listens(ctx, cp, etcdPort)
 		}),
 		c.service(cp, c.apiserver(p), time.Minute, func(ctx context.Context) error {
 			_, err := c.Kubectl().Run(ctx, nil, "get", "--raw", "/readyz")
@@ -58,10 +58,16 @@ func (c Cluster) Up(ctx context.Context, images Preloaded) ([]action.Action, err
 			}},
 			c.service(m, c.kubelet(p, m), 0, nil),
 			c.service(m, c.kubeProxy(p, m), 0, nil),
-			c.service(m, c.kubeRouter(p, m), 0, nil),
 		)
 	}
-	return append(actions, action.Action{Name: "nodes ready", Do: c.nodesReady}), nil
+	actions = append(actions, action.Action{Name: "nodes ready", Do: c.nodesReady})
+	for _, m := range machines {
+		// It ends when it starts before the kubelet has told the node's address.
+		actions = append(actions, c.service(m, c.kubeRouter(p, m), 30*time.Second, func(ctx context.Context) error {
+			return c.listens(ctx, m, kubeRouterPort)
+		}))
+	}
+	return actions, nil
 }
 
 func (c Cluster) startNodes(ctx context.Context, _ io.Writer) (changed bool, err error) {
@@ -125,6 +131,11 @@ func (c Cluster) service(m machine, s service, limit time.Duration, probe func(c
 	}}
 }
 
+// listens tells whether a program of the node listens on a port of its loopback.
+func (c Cluster) listens(ctx context.Context, m machine, port string) error {
+	return c.node(m).Run(ctx, io.Discard, nil, "bash", "-c", ": >/dev/tcp/127.0.0.1/"+port)
+}
+
 // restarts tells how often a service was started again so far.
 func (c Cluster) restarts(m machine, name string) (int, error) {
 	states, err := c.node(m).State()
@@ -152,7 +163,7 @@ func (c Cluster) nodesReady(ctx context.Context, log io.Writer) (bool, error) {
 			return false, err
 		}
 		err = action.Poll(ctx, time.Minute, func(ctx context.Context) error {
-			for _, name := range []string{"kubelet", "kube-proxy", "kube-router"} {
+			for _, name := range []string{"kubelet", "kube-proxy"} {
 				if err := c.crashing(m, name, before[name].Restarts); err != nil {
 					return &action.Final{Err: action.FileFailure(fmt.Errorf("%s on %s: %w", name, m.name, err), c.log(m, name))}
 				}

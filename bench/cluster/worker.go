@@ -16,6 +16,7 @@ import (
 const (
 	containerdSocket = "/run/containerd/containerd.sock"
 	configDir        = "/var/lib/bench"
+	kubeRouterPort   = "20244" // of its health endpoint
 )
 
 // writeConfig writes a file that the node's programs find below [configDir].
@@ -152,7 +153,7 @@ func (c Cluster) kubeRouter(p programs, m machine) service {
 	return service{Service: node.Service{Name: "kube-router", Args: flags(p.kubeRouter,
 		"kubeconfig", c.kubeconfig("kube-router"), "hostname-override", m.name,
 		"run-firewall", "true", "run-router", "false", "run-service-proxy", "false",
-		"service-cluster-ip-range", serviceCIDR, "health-port", "20244",
+		"service-cluster-ip-range", serviceCIDR, "health-port", kubeRouterPort,
 	)}}
 }
 

@@ -6,7 +6,10 @@ package platform
 
 import (
 	"context"
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -95,7 +98,28 @@ func (p Platform) resolve(ctx context.Context, c component) ([]object, error) {
 			o.at("metadata")["namespace"] = c.namespace
 		}
 	}
-	return objects, nil
+	return objects, restartOnChange(objects)
+}
+
+// restartOnChange puts a hash of the component's configuration on its pods, so
+// that new ones take the place of those that have read another.
+func restartOnChange(objects []object) error {
+	hash := sha256.New()
+	for _, o := range objects {
+		if o.kind() == "ConfigMap" {
+			text, err := json.Marshal(o["data"])
+			if err != nil {
+				return err
+			}
+			hash.Write(text)
+		}
+	}
+	for _, o := range objects {
+		if o.pod() != nil {
+			o.at("spec", "template", "metadata", "annotations")["fabrique-bench/config"] = hex.EncodeToString(hash.Sum(nil))
+		}
+	}
+	return nil
 }
 
 var clusterScoped = map[string]bool{
@@ -203,7 +227,7 @@ func (p Platform) broken(ctx context.Context, w workload) string {
 		}
 		for _, c := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
 			waiting := c.State.Waiting
-			if waiting != nil && (c.RestartCount > 4 || waiting.Reason == "InvalidImageName" || waiting.Reason == "CreateContainerConfigError" && c.RestartCount > 0) {
+			if waiting != nil && (c.RestartCount > 2 || waiting.Reason == "InvalidImageName" || waiting.Reason == "CreateContainerConfigError" && c.RestartCount > 0) {
 				return fmt.Sprintf("its container %s restarted %d times: %s: %s", c.Name, c.RestartCount, waiting.Reason, waiting.Message)
 			}
 		}

@@ -112,10 +112,21 @@ func workflows(ctx context.Context, refs map[string]string) ([]object, error) {
 			c["args"] = []any{"--executor-image", refs["bench/argoexec"], "--executor-image-pull-policy", "IfNotPresent"}
 			c.setEnv("DEFAULT_REQUEUE_TIME", "1s") // 10 s else, in which a finished pod waits for the next
 		}
+		if o.is("ConfigMap/workflow-controller-configmap") {
+			// The executor's containers too must pass restricted Pod Security.
+			o.at("data")["executor"] = restrictedExecutor
+		}
 		objects = append(objects, o)
 	}
 	return objects, nil
 }
+
+const restrictedExecutor = `securityContext:
+  runAsNonRoot: true
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+`
 
 func events(ctx context.Context, refs map[string]string) ([]object, error) {
 	all, err := rendered(ctx, tools.ArgoEvents, "manifests/cluster-install")
@@ -151,9 +162,7 @@ func setBusVersions(data object, refs map[string]string) error {
 	if err := yaml.Unmarshal([]byte(data[key].(string)), &config); err != nil {
 		return fmt.Errorf("reading Argo Events' configuration: %w", err)
 	}
-	bus := config.at("eventBus")
-	delete(bus, "nats")
-	jetstream := bus.at("jetstream")
+	jetstream := config.at("eventBus", "jetstream")
 	jetstream["versions"] = []any{object{
 		"version":              BusVersion,
 		"natsImage":            refs["bench/nats"],
