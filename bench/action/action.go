@@ -71,6 +71,9 @@ func Run(ctx context.Context, progress io.Writer, logs string, actions ...Action
 		return 0, err
 	}
 	for _, a := range actions {
+		if ctx.Err() != nil {
+			return changed, context.Cause(ctx)
+		}
 		did, err := a.run(ctx, progress, filepath.Join(logs, strings.ReplaceAll(a.Name, " ", "-")+".log"))
 		if did {
 			changed++
@@ -114,13 +117,13 @@ func (a Action) run(ctx context.Context, progress io.Writer, file string) (chang
 		fmt.Fprintf(progress, "%-26s unchanged (%s)\n", a.Name, took)
 	default:
 		fmt.Fprintf(progress, "%-26s FAILED after %s\n", a.Name, took)
-		fmt.Fprintf(log, "failed: %v\n", err)
-		if !errors.As(err, &shown) {
-			if ctx.Err() == nil {
-				err = FileFailure(err, file)
-			}
-		} else if shown.More == "" {
+		brought := errors.As(err, &shown)
+		if brought && shown.More == "" {
 			shown.More = file
+		}
+		fmt.Fprintf(log, "failed: %v\n", err)
+		if !brought && ctx.Err() == nil {
+			err = FileFailure(err, file)
 		}
 	}
 	return changed, err
