@@ -90,7 +90,7 @@ func up(ctx context.Context, progress, out io.Writer, o upOptions) error {
 	case o.kubeconfig != "":
 		return err
 	case o.keep:
-		return fmt.Errorf("%w\nthe cluster is left as it is: kubectl --kubeconfig %s get pods -A; then bench up or bench down", err, c.Kubeconfig())
+		return fmt.Errorf("%w\nthe cluster is left as it is: %s; then bench up or bench down", err, c.Kubectl().Shell("get", "pods", "-A"))
 	default:
 		return tearDown(progress, c, logs, err)
 	}
