@@ -41,43 +41,55 @@ type component struct {
 	objects   func(ctx context.Context, refs map[string]string) ([]object, error)
 }
 
+func (p Platform) base() []component {
+	return []component{
+		{"dns", "kube-system", p.own("coredns.yaml")},
+		{"storage", nsLocal, localPath},
+		{"registry", "registry", p.own("registry.yaml")},
+	}
+}
+
+func (p Platform) services() []component {
+	return []component{
+		{"gitea", "gitea", p.own("gitea.yaml")},
+		{"argo cd", nsArgoCD, argoCD},
+		{"argo workflows", nsArgo, workflows},
+		{"argo events", nsEvents, events},
+	}
+}
+
 // Base gives the actions that install what a cluster brings along: DNS, storage
 // and the registry.
 func (p Platform) Base() []action.Action {
-	return []action.Action{
-		p.install(component{"dns", "kube-system", p.own("coredns.yaml")}),
-		p.install(component{"storage", nsLocal, localPath}),
-		p.install(component{"registry", "registry", p.own("registry.yaml")}),
-		p.Ready("registry ready", "kube-system", nsLocal, "registry"),
-	}
+	return append(p.install(p.base()), p.Ready("registry ready", "kube-system", nsLocal, "registry"))
 }
 
 // Services gives the actions that install the rest.
 func (p Platform) Services() []action.Action {
-	return []action.Action{
-		p.install(component{"gitea", "gitea", p.own("gitea.yaml")}),
-		p.install(component{"argo cd", nsArgoCD, argoCD}),
-		p.install(component{"argo workflows", nsArgo, workflows}),
-		p.install(component{"argo events", nsEvents, events}),
+	return append(p.install(p.services()),
 		p.Ready("gitea ready", "gitea"),
-		{Name: "repositories", Do: p.seed},
+		action.Action{Name: "repositories", Do: p.seed},
 		p.Ready("all ready", "gitea", nsArgoCD, nsArgo, nsEvents),
-		{Name: "app of apps", Do: p.appOfApps},
-	}
+		action.Action{Name: "app of apps", Do: p.appOfApps},
+	)
 }
 
 func (p Platform) own(file string) func(context.Context, map[string]string) ([]object, error) {
 	return func(context.Context, map[string]string) ([]object, error) { return own(file, p.Addresses) }
 }
 
-func (p Platform) install(c component) action.Action {
-	return action.Action{Name: c.name, Do: func(ctx context.Context, log io.Writer) (bool, error) {
-		objects, err := p.resolve(ctx, c)
-		if err != nil {
-			return false, err
-		}
-		return p.Kubectl.Apply(ctx, log, objects)
-	}}
+func (p Platform) install(components []component) []action.Action {
+	var actions []action.Action
+	for _, c := range components {
+		actions = append(actions, action.Action{Name: c.name, Do: func(ctx context.Context, log io.Writer) (bool, error) {
+			objects, err := p.resolve(ctx, c)
+			if err != nil {
+				return false, err
+			}
+			return p.Kubectl.Apply(ctx, log, objects)
+		}})
+	}
+	return actions
 }
 
 // resolve gives the component's objects with images and namespaces set.
