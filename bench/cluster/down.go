@@ -8,10 +8,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"fabrique/bench/action"
 	"fabrique/bench/cgroup"
+	"fabrique/bench/node"
 )
 
 // Down gives the actions that take the cluster away, whatever state it is in.
@@ -54,7 +56,7 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 	for _, e := range entries {
 		proc := filepath.Join("/proc", e.Name())
 		groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
-		if err != nil || !strings.Contains(string(groups), "fabrique-bench-node-") {
+		if err != nil || !ours(string(groups)) {
 			continue
 		}
 		name, _ := os.ReadFile(filepath.Join(proc, "comm"))
@@ -86,7 +88,7 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 		add("rules", "nftables table "+table)
 	}
 	if err := filepath.WalkDir(cgroup.Root, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(path, "fabrique-bench-node-") {
+		if err == nil && d.IsDir() && ours(path) {
 			add("control groups", path)
 		}
 		return nil
@@ -97,6 +99,12 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 		add("files", c.Dir)
 	}
 	return left, nil
+}
+
+// ours tells whether the path of a control group is below one of the cluster's
+// nodes. There may be other nodes, of tests.
+func ours(path string) bool {
+	return slices.ContainsFunc(machines, func(m machine) bool { return strings.Contains(path, node.Prefix+m.name) })
 }
 
 // Describe gives one line per kind of leftovers, in a fixed order, and whether
