@@ -47,6 +47,10 @@ func hierarchies() []hierarchy {
 	return found
 }
 
+// Supported tells whether the machine has hierarchies that [Isolate] can make
+// groups in.
+func Supported() bool { return len(hierarchies()) > 0 }
+
 // Isolate moves this process into groups of that name and makes them the
 // root of all that its children see, as in a pod, so that one name holds whatever
 // runc makes. Its thread must be locked and start the children.

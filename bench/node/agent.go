@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -81,8 +82,15 @@ func isolate(name, dir string, keep []string) error {
 	if err := mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
 		return err
 	}
-	for _, path := range append([]string{dir}, keep...) {
-		if !strings.HasPrefix(path, "/var/") {
+	if err := shield(dir); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(keep, func(path string) bool { return strings.HasPrefix(dir, path+"/") }) {
+		keep = append(keep, dir)
+	}
+	for _, path := range keep {
+		// The rest of this machine's files is seen as it is.
+		if !strings.HasPrefix(path, "/var/") && !strings.HasPrefix(path, "/tmp/") {
 			continue
 		}
 		inside := filepath.Join(dir, path)
@@ -93,13 +101,11 @@ func isolate(name, dir string, keep []string) error {
 			return err
 		}
 	}
-	for source, target := range map[string]string{"hosts": "/etc/hosts", "resolv.conf": "/etc/resolv.conf", "tmp": "/tmp"} {
-		if err := mount(filepath.Join(dir, source), target, "", syscall.MS_BIND, ""); err != nil {
+	// The last one may hide dir itself.
+	for _, m := range [][2]string{{"hosts", "/etc/hosts"}, {"resolv.conf", "/etc/resolv.conf"}, {"var", "/var"}, {"tmp", "/tmp"}} {
+		if err := mount(filepath.Join(dir, m[0]), m[1], "", syscall.MS_BIND|syscall.MS_REC, ""); err != nil {
 			return err
 		}
-	}
-	if err := mount(filepath.Join(dir, "var"), "/var", "", syscall.MS_BIND|syscall.MS_REC, ""); err != nil {
-		return err
 	}
 	if err := mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
 		return err
@@ -108,6 +114,32 @@ func isolate(name, dir string, keep []string) error {
 		return err
 	}
 	return syscall.Sethostname([]byte(name))
+}
+
+// tunables are settings of the whole machine that a kubelet wants to make
+// (setupKernelTunables in its cm package). It finds these values, and what it
+// writes stays in the node.
+var tunables = map[string]string{
+	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0",
+	"kernel/panic": "10", "kernel/panic_on_oops": "1",
+	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
+}
+
+func shield(dir string) error {
+	for name, value := range tunables {
+		ours := filepath.Join(dir, "sysctl", name)
+		if err := os.MkdirAll(filepath.Dir(ours), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(ours, []byte(value+"\n"), 0o644); err != nil {
+			return err
+		}
+		target := filepath.Join("/proc/sys", name)
+		if err := syscall.Mount(ours, target, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mounting over %s: %w", target, err)
+		}
+	}
+	return nil
 }
 
 // Service is a program that runs until the node is destroyed; when it ends it is
@@ -201,6 +233,7 @@ type service struct {
 	mu    sync.Mutex
 	state State
 	cmd   *exec.Cmd
+	done  chan struct{} // closed when cmd has ended
 	ended bool
 }
 
@@ -208,6 +241,10 @@ func serve(dir string) error {
 	socket := Node{Dir: dir}.socket()
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
+		return err
+	}
+	// Who reaches it is root in the node.
+	if err := os.Chmod(socket, 0o600); err != nil {
 		return err
 	}
 	server := rpc.NewServer()
@@ -255,9 +292,11 @@ func (s *service) start(dir string) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	s.cmd, s.state.PID = cmd, cmd.Process.Pid
+	done := make(chan struct{})
+	s.cmd, s.done, s.state.PID = cmd, done, cmd.Process.Pid
 	go func() {
 		err := cmd.Wait()
+		close(done)
 		s.mu.Lock()
 		s.state.PID, s.state.Last = 0, fmt.Sprint(err)
 		again := !s.ended
@@ -273,12 +312,18 @@ func (s *service) start(dir string) error {
 	return nil
 }
 
+// stop ends the service and waits until it has ended, so that what it holds, a
+// port or a lock, is free.
 func (s *service) stop() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.ended = true
-	cmd := s.cmd
-	s.mu.Unlock()
-	cmd.Process.Kill()
+	s.cmd.Process.Kill()
+	for s.state.PID != 0 {
+		s.mu.Unlock()
+		time.Sleep(5 * time.Millisecond)
+		s.mu.Lock()
+	}
 }
 
 // State implements [Node.State].

@@ -79,6 +79,9 @@ func (n Node) Up(ctx context.Context, hosts, resolv string) (changed bool, err e
 		return false, err
 	}
 	defer log.Close()
+	if err := keepToMyself(); err != nil {
+		return false, err
+	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = append([]string{argInit, n.Name, n.Dir}, n.Keep...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
@@ -103,6 +106,21 @@ func (n Node) Up(ctx context.Context, hosts, resolv string) (changed bool, err e
 		}
 	}
 	return true, nil
+}
+
+// keepToMyself makes sure that the node does not hold on to files that this
+// program inherited: somebody may wait for the end of a pipe, or for a lock.
+func keepToMyself() error {
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, f := range open {
+		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
+	return nil
 }
 
 func tail(file string, lines int) string {
