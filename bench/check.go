@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -33,12 +32,12 @@ Prints a line for each check, and fails if any failed. The last check cordons th
 					return fmt.Errorf("there is no cluster in %s: run bench up first, or name one by --kubeconfig", c.Dir)
 				}
 			}
-			scratch, err := os.MkdirTemp("", "fabrique-bench-check-")
+			unlock, err := only(c)
 			if err != nil {
 				return err
 			}
-			defer os.RemoveAll(scratch)
-			p, _, err := describe(ctx, c, filepath.Join(scratch, "preloaded.tar"))
+			defer unlock()
+			p, err := describe(ctx, c)
 			if err != nil {
 				return err
 			}

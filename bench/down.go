@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -34,13 +36,28 @@ whatever state it is in, then counts them. It fails when anything is left. The c
 	}
 }
 
+// removeScratch removes the temporary folders of killed runs.
+func removeScratch() error {
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), cluster.ScratchPrefix+"*"))
+	for _, dir := range left {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	return err
+}
+
 func down(ctx context.Context, progress io.Writer, c cluster.Cluster) error {
+	if _, err := c.Exists(); err != nil {
+		return err
+	}
+	if err := removeScratch(); err != nil {
+		return err
+	}
 	// The cluster's own folder goes, so the logs of its going are elsewhere.
 	logs, err := os.MkdirTemp("", "fabrique-bench-down-")
 	if err != nil {
 		return err
 	}
-	if _, err := action.Run(ctx, progress, logs, c.Down()...); err != nil {
+	if _, err := action.All(ctx, progress, logs, c.Down()...); err != nil {
 		return err
 	}
 	left, err := c.Leftovers(ctx)

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +22,7 @@ func soakCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Bring the cluster up and down again and again, and kill bench up at random moments",
-		Long: `Runs up, check and down --rounds times in a row, then kills "bench up" --kills times at a random moment
+		Long: `Runs up, up again (which is to change nothing), check and down --rounds times in a row, then kills "bench up" --kills times at a random moment
 and runs down and up after it. Ends at the first failure; each "down" counts what it left. Takes about 4 minutes
 a round. There must be no cluster when it begins.`,
 		Args: cobra.NoArgs,
@@ -33,19 +35,21 @@ a round. There must be no cluster when it begins.`,
 				return fmt.Errorf("there is something in %s: run bench down first", c.Dir)
 			}
 			out := cmd.OutOrStdout()
-			var longest time.Duration
+			var shortest time.Duration
 			for i := range rounds {
-				took, err := cycle(cmd.Context(), out, fmt.Sprintf("round %d of %d", i+1, rounds), "up", "check", "down")
+				took, err := cycle(cmd.Context(), out, fmt.Sprintf("round %d of %d", i+1, rounds), "up", "up", "check", "down")
 				if err != nil {
 					return err
 				}
-				longest = max(longest, took)
+				if shortest == 0 || took < shortest {
+					shortest = took
+				}
 			}
-			if longest == 0 {
-				longest = time.Minute
+			if shortest == 0 {
+				shortest = time.Minute
 			}
 			for i := range kills {
-				if err := killed(cmd.Context(), out, fmt.Sprintf("kill %d of %d", i+1, kills), longest); err != nil {
+				if err := killed(cmd.Context(), out, fmt.Sprintf("kill %d of %d", i+1, kills), shortest); err != nil {
 					return err
 				}
 			}
@@ -71,6 +75,13 @@ func cycle(ctx context.Context, out io.Writer, name string, verbs ...string) (fi
 		if i == 0 {
 			first = took
 		}
+		// The second of two is to change nothing.
+		if i > 0 && verb == verbs[i-1] {
+			if !strings.Contains(string(text), ", unchanged\n") {
+				return 0, fmt.Errorf("%s: the second bench %s changed something\n%s", name, verb, text)
+			}
+			verb = "unchanged"
+		}
 		line += fmt.Sprintf(" %s %s", verb, took)
 	}
 	fmt.Fprintln(out, line)
@@ -92,6 +103,9 @@ func killed(ctx context.Context, out io.Writer, name string, within time.Duratio
 		return err
 	}
 	cmd.Wait()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		return fmt.Errorf("%s: bench up ended by itself within %s: %s", name, moment, cmd.ProcessState)
+	}
 	_, err := cycle(ctx, out, fmt.Sprintf("%s, after %s", name, moment), "down", "up", "down")
 	return err
 }

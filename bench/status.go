@@ -28,12 +28,14 @@ func statusCommand() *cobra.Command {
 
 func status(cmd *cobra.Command, out io.Writer, c cluster.Cluster) error {
 	var memory int64
+	up := false
 	for _, n := range c.Nodes() {
 		states, err := n.State()
 		if err != nil {
 			fmt.Fprintf(out, "%-14s down\n", n.Name)
 			continue
 		}
+		up = true
 		used := n.Memory()
 		memory += used
 		fmt.Fprintf(out, "%-14s up, %.1f GiB\n", n.Name, float64(used)/(1<<30))
@@ -49,7 +51,7 @@ func status(cmd *cobra.Command, out io.Writer, c cluster.Cluster) error {
 			fmt.Fprintln(out, line)
 		}
 	}
-	if memory == 0 {
+	if !up {
 		fmt.Fprintln(out, "bench up brings the cluster up")
 		return nil
 	}

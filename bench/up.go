@@ -75,21 +75,35 @@ func up(ctx context.Context, progress, out io.Writer, o upOptions) error {
 		return err
 	}
 	defer unlock()
-	logs := filepath.Join(c.Dir, "log")
-	if o.kubeconfig != "" {
-		// Nothing of the cluster is on this machine, so neither are its logs to stay.
-		if logs, err = os.MkdirTemp("", "fabrique-bench-up-"); err != nil {
+	logs, err := os.MkdirTemp("", cluster.ScratchPrefix)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(logs)
+	// Nothing has begun while this can fail.
+	changed, err := action.Run(ctx, progress, logs, action.Action{Name: "packages, tools, images", Do: func(ctx context.Context, _ io.Writer) (bool, error) {
+		return prepare(ctx, progress)
+	}})
+	if err != nil {
+		return err
+	}
+	before := false
+	if o.kubeconfig == "" {
+		if before, err = c.Exists(); err != nil {
 			return err
 		}
-	} else if err := os.MkdirAll(c.Dir, 0o711); err != nil {
-		return fmt.Errorf("making the cluster's folder: %w; run as root", err)
+		if err := c.Create(); err != nil {
+			return err
+		}
+		logs = filepath.Join(c.Dir, "log")
 	}
-	changed, err := run(ctx, progress, logs, c, o)
+	did, err := run(ctx, progress, logs, c, o)
+	changed += did
 	switch {
 	case err == nil:
 	case o.kubeconfig != "":
 		return err
-	case o.keep:
+	case o.keep, before:
 		return fmt.Errorf("%w\nthe cluster is left as it is: %s; then bench up or bench down", err, c.Kubectl().Shell("get", "pods", "-A"))
 	default:
 		return tearDown(progress, c, logs, err)
@@ -100,31 +114,28 @@ func up(ctx context.Context, progress, out io.Writer, o upOptions) error {
 	}
 	fmt.Fprintf(progress, "%-26s %s, %s\n\n", "up", time.Since(start).Round(100*time.Millisecond), state)
 	if o.kubeconfig != "" {
-		return os.RemoveAll(logs)
+		return nil
 	}
 	return usage(out, c)
 }
 
 func run(ctx context.Context, progress io.Writer, logs string, c cluster.Cluster, o upOptions) (changed int, err error) {
-	did, err := action.Run(ctx, progress, logs, action.Action{Name: "packages, tools, images", Do: func(ctx context.Context, _ io.Writer) (bool, error) {
-		return prepare(ctx, progress)
-	}})
-	changed += did
+	p, err := describe(ctx, c)
 	if err != nil {
-		return changed, err
-	}
-	p, pre, err := describe(ctx, c, filepath.Join(c.Dir, "preloaded.tar"))
-	if err != nil {
-		return changed, err
+		return 0, err
 	}
 	address := cluster.RegistryIP + ":80"
 	var actions []action.Action
 	if o.kubeconfig != "" {
 		p.Kubectl, address = kubectl.Kubectl{Kubeconfig: o.kubeconfig}, o.registry
 	} else {
+		pre, err := preload(ctx, c, p)
+		if err != nil {
+			return 0, err
+		}
 		own, err := c.Up(ctx, pre)
 		if err != nil {
-			return changed, err
+			return 0, err
 		}
 		actions = append(own, p.Base()...)
 	}
@@ -134,8 +145,7 @@ func run(ctx context.Context, progress io.Writer, logs string, c cluster.Cluster
 	if !o.baseOnly {
 		actions = append(actions, p.Services()...)
 	}
-	did, err = action.Run(ctx, progress, logs, actions...)
-	return changed + did, err
+	return action.Run(ctx, progress, logs, actions...)
 }
 
 // prepare makes what is needed before anything starts; it is all in the cache
@@ -162,43 +172,54 @@ func prepare(ctx context.Context, progress io.Writer) (changed bool, err error) 
 	return changed, nil
 }
 
-// describe gives the platform with the references of its images, and the images
-// that the nodes get before there is a registry, in an archive that is made when it
-// is not there.
-func describe(ctx context.Context, c cluster.Cluster, archive string) (platform.Platform, cluster.Preloaded, error) {
+// describe gives the platform with the references of its images.
+func describe(ctx context.Context, c cluster.Cluster) (platform.Platform, error) {
 	p := platform.Platform{
 		Kubectl:   c.Kubectl(),
 		Refs:      map[string]string{},
-		Addresses: map[string]string{"REGISTRY_IP": cluster.RegistryIP, "DNS_IP": cluster.DNSIP},
+		Addresses: map[string]string{"REGISTRY_IP": cluster.RegistryIP, "DNS_IP": cluster.DNSIP, "BUS_VERSION": platform.BusVersion},
 	}
-	pre := cluster.Preloaded{Archive: archive}
-	first := map[string]v1.Image{}
 	for _, image := range pushed() {
-		content, digest, err := image.Load(ctx, io.Discard)
+		_, digest, err := image.Load(ctx, os.Stderr)
 		if err != nil {
-			return p, pre, err
+			return p, err
 		}
 		repository, _, _ := strings.Cut(image.Name, ":")
-		ref := registryName + "/" + repository + "@" + digest
-		p.Refs[repository] = ref
-		if images.Preloaded(image) {
-			first[ref] = content
-			pre.Refs = append(pre.Refs, ref)
+		p.Refs[repository] = registryName + "/" + repository + "@" + digest
+	}
+	return p, nil
+}
+
+// preload puts the images that the nodes get before there is a registry into an
+// archive, unless the one for these images is there.
+func preload(ctx context.Context, c cluster.Cluster, p platform.Platform) (cluster.Preloaded, error) {
+	pre := cluster.Preloaded{Sandbox: p.Refs["bench/pause"]}
+	first := map[string]v1.Image{}
+	for _, image := range images.Cluster() {
+		if !images.Preloaded(image) {
+			continue
 		}
+		content, _, err := image.Load(ctx, os.Stderr)
+		if err != nil {
+			return pre, err
+		}
+		repository, _, _ := strings.Cut(image.Name, ":")
+		first[p.Refs[repository]] = content
+		pre.Refs = append(pre.Refs, p.Refs[repository])
 	}
-	pre.Sandbox = p.Refs["bench/pause"]
-	if _, err := os.Stat(archive); err == nil {
-		return p, pre, nil
+	pre.Archive = filepath.Join(c.Dir, "preloaded-"+cache.Key(pre.Refs...)+".tar")
+	if _, err := os.Stat(pre.Archive); err == nil {
+		return pre, nil
 	}
-	partial, err := os.Create(archive + ".partial")
+	partial, err := os.Create(pre.Archive + ".partial")
 	if err != nil {
-		return p, pre, err
+		return pre, err
 	}
 	defer partial.Close()
 	if err := images.Archive(ctx, partial, first); err != nil {
-		return p, pre, err
+		return pre, err
 	}
-	return p, pre, os.Rename(partial.Name(), archive)
+	return pre, os.Rename(partial.Name(), pre.Archive)
 }
 
 // pushed are the images that the registry holds: the cluster's, and those that
@@ -219,43 +240,45 @@ func pushImages(ctx context.Context, log io.Writer, address string) (changed boo
 
 // tearDown takes the cluster down after a failure, but keeps its logs.
 func tearDown(progress io.Writer, c cluster.Cluster, logs string, failure error) error {
+	// The failure may be that ctx ended; what is up is taken down nevertheless.
+	kept, keepErr := keepLogs(c, logs)
+	text := failure.Error()
+	for from, to := range kept {
+		text = strings.ReplaceAll(text, from, to)
+	}
+	if err := errors.Join(keepErr, down(context.Background(), progress, c)); err != nil {
+		return fmt.Errorf("%s\n%w", text, err)
+	}
+	return fmt.Errorf("%s\neverything was taken down again (--keep leaves it); all logs are in %s", text, filepath.Dir(kept[logs]))
+}
+
+// keepLogs copies the logs into the cache, where they stay until the next
+// failure, and tells where each folder went.
+func keepLogs(c cluster.Cluster, logs string) (kept map[string]string, err error) {
 	root, err := cache.Dir()
 	if err != nil {
-		return errors.Join(failure, err)
+		return nil, err
 	}
-	kept := filepath.Join(root, "last-failure")
-	if err := os.RemoveAll(kept); err != nil {
-		return errors.Join(failure, err)
+	last := filepath.Join(root, "last-failure")
+	if err := os.RemoveAll(last); err != nil {
+		return nil, err
 	}
-	text := failure.Error()
-	for name, dir := range map[string]string{
-		"actions": logs, cluster.ControlPlane: c.Nodes()[0].LogDir(), cluster.Worker: c.Nodes()[1].LogDir(),
-	} {
-		if _, err := os.Stat(dir); err != nil {
-			continue
+	kept = map[string]string{logs: filepath.Join(last, "actions")}
+	for _, n := range c.Nodes() {
+		kept[n.LogDir()] = filepath.Join(last, n.Name)
+		kept[filepath.Join(n.Dir, "var/log/pods")] = filepath.Join(last, n.Name+"-pods")
+	}
+	for from, to := range kept {
+		if _, missing := os.Stat(from); missing == nil {
+			err = errors.Join(err, os.CopyFS(to, os.DirFS(from)))
 		}
-		if err := os.CopyFS(filepath.Join(kept, name), os.DirFS(dir)); err != nil {
-			return errors.Join(failure, fmt.Errorf("keeping the logs: %w", err))
-		}
-		text = strings.ReplaceAll(text, dir, filepath.Join(kept, name))
 	}
-	// The failure may be that ctx ended; what is up is taken down nevertheless.
-	if err := down(context.Background(), progress, c); err != nil {
-		return errors.Join(failure, err)
-	}
-	return fmt.Errorf("%s\neverything was taken down again (--keep leaves it); all logs are in %s", text, kept)
+	return kept, err
 }
 
 // only makes sure that no other run changes the cluster at the same time.
 func only(c cluster.Cluster) (unlock func(), err error) {
-	root, err := cache.Dir()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(filepath.Join(root, "cluster.lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	f, err := os.OpenFile(filepath.Join(os.TempDir(), "fabrique-bench-"+cache.Key(c.Dir)+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}

@@ -61,6 +61,16 @@ func Tail(file string, lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
+// All runs all actions, also after one that failed, and gives all errors.
+func All(ctx context.Context, progress io.Writer, logs string, actions ...Action) (changed int, err error) {
+	for _, a := range actions {
+		did, failed := Run(ctx, progress, logs, a)
+		changed += did
+		err = errors.Join(err, failed)
+	}
+	return changed, err
+}
+
 // beat is how often a long action shows that it goes on.
 const beat = 15 * time.Second
 

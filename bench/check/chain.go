@@ -111,6 +111,9 @@ func eventBus(ctx context.Context, c cluster) (string, error) {
 	if err := available(bus); err != nil {
 		return "", c.explain(ctx, err)
 	}
+	if there, err := c.run(ctx, "get", "configmap", "during", "--ignore-not-found", "-o", "name"); err != nil || there != "" {
+		return "", errors.Join(err, errors.New("the event arrived before the Sensor was back: the check shows nothing"))
+	}
 	start := time.Now()
 	if _, err := c.run(ctx, "scale", deployment, "--replicas=1"); err != nil {
 		return "", err
@@ -156,7 +159,8 @@ func application(ctx context.Context, c cluster) (saw string, err error) {
 		return "", err
 	}
 	defer stop()
-	client, err := admin.Client(ctx, admin.Token)
+	// It is still needed for cleaning up when ctx has ended.
+	client, err := admin.Client(context.WithoutCancel(ctx), admin.Token)
 	if err != nil {
 		return "", err
 	}

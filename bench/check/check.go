@@ -62,6 +62,9 @@ const limit = 6 * time.Minute
 // Run runs all checks, prints a line for each as it ends, and fails if any did.
 // Every failure is shown; one does not stop the others.
 func Run(ctx context.Context, out io.Writer, p platform.Platform) error {
+	if err := uncordon(ctx, p.Kubectl); err != nil {
+		return err
+	}
 	var mu sync.Mutex
 	failed := 0
 	start := time.Now()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fabrique/bench/action"
+	"fabrique/bench/kubectl"
 )
 
 const (
@@ -50,42 +51,66 @@ func reach(ctx context.Context, c cluster) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if out, err := c.probe(ctx, from, "get", "http://"+address+":8080"); err != nil || out != "200\n"+to {
-			return "", fmt.Errorf("%s does not reach %s (%s): %q, %w", from, to, address, out, err)
+		out, err := c.probe(ctx, from, "get", "http://"+address+":8080")
+		if err != nil {
+			return "", fmt.Errorf("%s does not reach %s: %w", from, to, err)
+		}
+		if out != "200\n"+to {
+			return "", fmt.Errorf("%s asks %s (%s) and gets %q", from, to, address, out)
 		}
 		for _, name := range []string{"kubernetes.default.svc.cluster.local", "registry"} {
 			if _, err := c.probe(ctx, from, "lookup", name); err != nil {
 				return "", fmt.Errorf("%s does not resolve %s: %w", from, name, err)
 			}
 		}
-		if _, err := c.probe(ctx, from, "get", "http://registry:80/v2/"); err != nil {
+		out, err = c.probe(ctx, from, "get", "http://registry:80/v2/")
+		if err != nil {
 			return "", fmt.Errorf("%s does not reach http://registry:80: %w", from, err)
+		}
+		if !strings.HasPrefix(out, "200\n") {
+			return "", fmt.Errorf("%s asks http://registry:80/v2/ and gets %q", from, out)
 		}
 		saw = append(saw, from+" → "+address)
 	}
 	return strings.Join(saw, ", "), nil
 }
 
+// policy closes a server to a client on another node; a second server that no
+// policy names shows that the client's network works all the while.
 func policy(ctx context.Context, c cluster) (string, error) {
-	for _, name := range []string{"server", "client"} {
-		if err := c.pod(ctx, name, nil); err != nil {
-			return "", err
-		}
-	}
-	if err := c.ready(ctx, "pod/server", "pod/client"); err != nil {
-		return "", err
-	}
-	address, err := c.address(ctx, "server")
+	controlPlane, worker, err := c.nodes(ctx)
 	if err != nil {
 		return "", err
 	}
-	url := "http://" + address + ":8080"
-	open := func(ctx context.Context) error { _, err := c.probe(ctx, "client", "get", url); return err }
+	on := func(node string) map[string]string {
+		return map[string]string{"SELECTOR": "{kubernetes.io/hostname: " + node + "}", "TOLERATIONS": tolerated}
+	}
+	for name, node := range map[string]string{"server": worker, "control": worker, "client": controlPlane} {
+		if err := c.pod(ctx, name, on(node)); err != nil {
+			return "", err
+		}
+	}
+	if err := c.ready(ctx, "pod/server", "pod/control", "pod/client"); err != nil {
+		return "", err
+	}
+	answers := func(ctx context.Context, server string) error {
+		address, err := c.address(ctx, server)
+		if err == nil {
+			_, err = c.probe(ctx, "client", "get", "http://"+address+":8080")
+		}
+		return err
+	}
+	open := func(ctx context.Context) error { return answers(ctx, "server") }
 	closed := func(ctx context.Context) error {
-		if open(ctx) == nil {
+		err := open(ctx)
+		if err == nil {
 			return errors.New("the server still answers")
 		}
-		return nil
+		// The probe itself must say so: a policy either drops or rejects.
+		if said := err.Error(); !strings.Contains(said, "context deadline exceeded") && !strings.Contains(said, "connection refused") {
+			return err
+		}
+		return answers(ctx, "control")
 	}
 	if err := action.Poll(ctx, 30*time.Second, open); err != nil {
 		return "", fmt.Errorf("without a policy: %w", err)
@@ -104,7 +129,7 @@ func policy(ctx context.Context, c cluster) (string, error) {
 	if err := action.Poll(ctx, time.Minute, open); err != nil {
 		return "", fmt.Errorf("after its removal: %w", err)
 	}
-	return fmt.Sprintf("closed within %s, then open again", took.Round(time.Second)), nil
+	return fmt.Sprintf("across nodes: closed within %s, its neighbour open, then open again", took.Round(time.Second)), nil
 }
 
 func podSecurity(ctx context.Context, c cluster) (string, error) {
@@ -137,15 +162,18 @@ func volume(ctx context.Context, c cluster) (string, error) {
 		}
 	}
 	got, err := c.probe(ctx, "keeper", "read", "/data/word")
-	if err != nil || got != word {
-		return "", fmt.Errorf("the new pod reads %q, %w; want %q", got, err, word)
+	if err != nil {
+		return "", err
+	}
+	if got != word {
+		return "", fmt.Errorf("the new pod reads %q; want %q", got, word)
 	}
 	claim, err := c.run(ctx, "get", "pvc", "data", "-o", "jsonpath={.status.phase} {.spec.storageClassName}")
 	return "the new pod reads what the old one wrote; claim " + claim, err
 }
 
 func pull(ctx context.Context, c cluster) (string, error) {
-	// An image that nothing else uses is on no node yet, or the event would lack.
+	// With this policy the node asks the registry even for an image that it has.
 	image := c.Refs["base/debian"]
 	if _, err := c.run(ctx, "run", "puller", "--image", image, "--restart=Never", "--overrides",
 		`{"spec":{"automountServiceAccountToken":false,"securityContext":{"runAsNonRoot":true,"runAsUser":65534,"seccompProfile":{"type":"RuntimeDefault"}},`+
@@ -212,25 +240,56 @@ func strangers(ctx context.Context, c cluster) (string, error) {
 	}
 	for _, url := range urls {
 		out, err := c.probe(ctx, "stranger", "get", url)
-		if err != nil || !strings.HasPrefix(out, "401\n") {
-			return "", fmt.Errorf("%s answers one without an identity %.80q, %w; want 401", url, out, err)
+		if err != nil {
+			return "", err
+		}
+		if !strings.HasPrefix(out, "401\n") {
+			return "", fmt.Errorf("%s answers one without an identity %.80q; want 401", url, out)
 		}
 	}
 	return fmt.Sprintf("401 from all %d", len(urls)), nil
 }
 
+// cordoned marks the nodes that a check has cordoned: one that was killed leaves
+// them so, and those that somebody else cordoned stay as they are.
+const cordoned = "fabrique-bench/cordoned"
+
+// uncordon undoes what a check did to nodes.
+func uncordon(ctx context.Context, k kubectl.Kubectl) error {
+	marked, err := k.Run(ctx, nil, "get", "nodes", "-l", cordoned, "-o", "jsonpath={.items[*].metadata.name}")
+	for _, node := range strings.Fields(marked) {
+		_, undone := k.Run(ctx, nil, "uncordon", node)
+		if undone == nil {
+			_, undone = k.Run(ctx, nil, "label", "node", node, cordoned+"-")
+		}
+		err = errors.Join(err, undone)
+	}
+	return err
+}
+
 // controlPlane cordons all workers for a while.
 func controlPlane(ctx context.Context, c cluster) (saw string, err error) {
-	const workers = "!node-role.kubernetes.io/control-plane"
-	if _, err := c.run(ctx, "cordon", "-l", workers); err != nil {
+	workers, err := c.run(ctx, "get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.unschedulable}{"\n"}{end}`)
+	if err != nil {
 		return "", err
 	}
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		_, undone := c.run(end, "uncordon", "-l", workers)
-		err = errors.Join(err, undone)
+		err = errors.Join(err, uncordon(end, c.Kubectl))
 	}()
+	for line := range strings.Lines(workers) {
+		node, unschedulable, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if unschedulable == "true" {
+			continue
+		}
+		if _, err := c.run(ctx, "label", "node", node, cordoned+"=yes"); err != nil {
+			return "", err
+		}
+		if _, err := c.run(ctx, "cordon", node); err != nil {
+			return "", err
+		}
+	}
 	for name, values := range map[string]map[string]string{
 		"anywhere": nil,
 		"wants-it": {"SELECTOR": onControlPlane},

@@ -6,8 +6,12 @@ package cluster
 
 import (
 	enc "encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"fabrique/bench/cache"
 	"fabrique/bench/kubectl"
@@ -49,11 +53,48 @@ type Cluster struct {
 
 // Default gives the cluster in $FABRIQUE_BENCH_STATE or [DefaultDir].
 func Default() (Cluster, error) {
-	if dir := os.Getenv(EnvDir); dir != "" {
-		abs, err := filepath.Abs(dir)
-		return Cluster{abs}, err
+	dir := os.Getenv(EnvDir)
+	if dir == "" {
+		return Cluster{DefaultDir}, nil
 	}
-	return Cluster{DefaultDir}, nil
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return Cluster{}, err
+	}
+	if abs == "/run" || strings.HasPrefix(abs, "/run/") {
+		return Cluster{}, fmt.Errorf("%s is %s: nodes have a /run of their own and do not see it; choose another folder", EnvDir, abs)
+	}
+	return Cluster{abs}, nil
+}
+
+// marker tells a folder of a cluster from any other, which nobody wants removed.
+const marker = "fabrique-bench"
+
+// Exists tells whether the folder holds a cluster, in whatever state. A folder
+// with anything else in it is an error.
+func (c Cluster) Exists() (bool, error) {
+	if _, err := os.Stat(filepath.Join(c.Dir, marker)); err == nil {
+		return true, nil
+	}
+	entries, err := os.ReadDir(c.Dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return false, nil
+	}
+	if err == nil {
+		err = errors.New("it holds something else")
+	}
+	return false, fmt.Errorf("%s is no folder of a bench cluster: %w; name another by %s", c.Dir, err, EnvDir)
+}
+
+// Create makes the cluster's folder.
+func (c Cluster) Create() error {
+	if _, err := c.Exists(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.Dir, 0o711); err != nil {
+		return fmt.Errorf("making the cluster's folder: %w; run as root", err)
+	}
+	return os.WriteFile(filepath.Join(c.Dir, marker), nil, 0o600)
 }
 
 func (c Cluster) pki() pki { return pki{filepath.Join(c.Dir, "pki")} }

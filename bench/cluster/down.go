@@ -32,14 +32,38 @@ func (c Cluster) Down() []action.Action {
 			return err == nil, c.unlink(ctx, log)
 		}},
 		action.Action{Name: "files", Do: func(context.Context, io.Writer) (bool, error) {
-			_, err := os.Stat(c.Dir)
-			return err == nil, os.RemoveAll(c.Dir)
+			there, err := c.Exists()
+			if err != nil || !there {
+				return false, err
+			}
+			return true, c.remove()
 		}},
 	)
 }
 
+// remove removes the cluster's folder, what marks it as ours last: a run that is
+// ended meanwhile can be repeated.
+func (c Cluster) remove() error {
+	entries, err := os.ReadDir(c.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() == marker {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(c.Dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(c.Dir)
+}
+
+// ScratchPrefix begins the names of the temporary folders of the bench's verbs.
+const ScratchPrefix = "fabrique-bench-scratch-"
+
 // Leftovers counts what is left of a cluster on this machine, by kind. All are 0
-// when it is down.
+// when it is down. A network namespace lives by the processes in it.
 func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 	left := map[string][]string{"processes": nil, "mounts": nil, "links": nil, "network namespaces": nil, "rules": nil, "control groups": nil, "files": nil}
 	add := func(kind, what string) { left[kind] = append(left[kind], what) }
@@ -84,7 +108,11 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 			add("links", l.Name)
 		}
 	}
-	if hasTable(ctx) {
+	there, err := hasTable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if there {
 		add("rules", "nftables table "+table)
 	}
 	if err := filepath.WalkDir(cgroup.Root, func(path string, d fs.DirEntry, err error) error {
@@ -95,8 +123,14 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 	}); err != nil {
 		return nil, err
 	}
-	if _, err := os.Lstat(c.Dir); err == nil {
-		add("files", c.Dir)
+	for _, pattern := range []string{c.Dir, filepath.Join(os.TempDir(), ScratchPrefix+"*")} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range found {
+			add("files", path)
+		}
 	}
 	return left, nil
 }

@@ -39,5 +39,9 @@ func (c Cluster) writeKubeconfig(user string) error {
 	if err := os.MkdirAll(filepath.Dir(c.kubeconfig(user)), 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(c.kubeconfig(user), text, 0o600)
+	partial := c.kubeconfig(user) + ".partial"
+	if err := os.WriteFile(partial, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(partial, c.kubeconfig(user))
 }

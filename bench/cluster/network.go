@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -45,7 +46,7 @@ func (c Cluster) network(ctx context.Context, log io.Writer) (changed bool, err 
 	for _, n := range c.Nodes() {
 		now += fmt.Sprintln(n.Name, n.PID())
 	}
-	if done, err := os.ReadFile(mark); err == nil && string(done) == now {
+	if done, err := os.ReadFile(mark); err == nil && string(done) == now && c.linked(ctx) {
 		return false, nil
 	}
 	if err := c.unlink(ctx, log); err != nil {
@@ -104,6 +105,19 @@ func (c Cluster) network(ctx context.Context, log io.Writer) (changed bool, err 
 	return true, os.WriteFile(mark, []byte(now), 0o644)
 }
 
+// linked tells whether this machine's part of the network is still there: others
+// make rules and links too.
+func (c Cluster) linked(ctx context.Context) bool {
+	for _, link := range []string{bridge, machines[0].link, machines[1].link} {
+		if _, err := net.InterfaceByName(link); err != nil {
+			return false
+		}
+	}
+	there, err := hasTable(ctx)
+	value, readErr := os.ReadFile(forwarding)
+	return there && err == nil && readErr == nil && strings.TrimSpace(string(value)) == "1"
+}
+
 // free tells whether any of this machine's networks overlaps with cidr.
 func free(cidr string) error {
 	_, ours, err := net.ParseCIDR(cidr)
@@ -131,7 +145,10 @@ func (c Cluster) leadOut(ctx context.Context, log io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(before, value, 0o644); err != nil {
+		if err := os.WriteFile(before+".partial", value, 0o644); err != nil {
+			return err
+		}
+		if err := os.Rename(before+".partial", before); err != nil {
 			return err
 		}
 	}
@@ -145,8 +162,13 @@ table ip %[1]s {
 		type nat hook postrouting priority srcnat;
 		ip saddr %[2]s ip daddr != %[2]s masquerade
 	}
+	# Nobody outside this machine begins a connection to a node or a pod.
+	chain in {
+		type filter hook forward priority filter;
+		oifname %[3]q iifname != %[3]q ct state new drop
+	}
 }
-`, table, benchCIDR)
+`, table, benchCIDR, bridge)
 	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(rules)
 	out, err := cmd.CombinedOutput()
@@ -170,7 +192,11 @@ func (c Cluster) unlink(ctx context.Context, log io.Writer) error {
 			}
 		}
 	}
-	if hasTable(ctx) {
+	there, err := hasTable(ctx)
+	if err != nil {
+		return err
+	}
+	if there {
 		if err := cache.Run(ctx, log, "", nil, "nft", "delete", "table", "ip", table); err != nil {
 			return err
 		}
@@ -182,6 +208,13 @@ func (c Cluster) unlink(ctx context.Context, log io.Writer) error {
 	return os.WriteFile(forwarding, before, 0o644)
 }
 
-func hasTable(ctx context.Context) bool {
-	return exec.CommandContext(ctx, "nft", "list", "table", "ip", table).Run() == nil
+func hasTable(ctx context.Context) (bool, error) {
+	out, err := exec.CommandContext(ctx, "nft", "list", "tables").CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return false, nil // who has no nft has no table
+	}
+	if err != nil {
+		return false, fmt.Errorf("listing the tables of nftables: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return strings.Contains(string(out), "table ip "+table+"\n"), nil
 }

@@ -172,7 +172,17 @@ func (p pki) serviceAccountKey() error {
 }
 
 // certificates makes everything that the cluster's parts prove themselves with.
-func (c Cluster) certificates() error {
+func (c Cluster) certificates() (changed bool, err error) {
+	files := func() int {
+		made, _ := filepath.Glob(filepath.Join(c.Dir, "[pk]*", "*"))
+		return len(made)
+	}
+	before := files()
+	err = c.makeCertificates()
+	return files() != before, err
+}
+
+func (c Cluster) makeCertificates() error {
 	p := c.pki()
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return err

@@ -19,7 +19,7 @@ import (
 func certified(t *testing.T) Cluster {
 	t.Helper()
 	c := Cluster{t.TempDir()}
-	if err := c.certificates(); err != nil {
+	if _, err := c.certificates(); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -167,7 +167,7 @@ func TestSecondRunChangesNoFile(t *testing.T) {
 		return found
 	}
 	before := files()
-	if err := c.certificates(); err != nil {
+	if _, err := c.certificates(); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, files()); diff != "" {
@@ -202,7 +202,7 @@ func TestKeyWithoutItsCertificate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.certificates(); err != nil {
+	if _, err := c.certificates(); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"ca", "admin"} {
@@ -217,7 +217,7 @@ func TestKeyWithoutItsCertificate(t *testing.T) {
 	if err := os.WriteFile(c.pki().path("ca.crt"), []byte("no PEM"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.certificates(); err == nil || !strings.Contains(err.Error(), "ca.crt is not PEM") {
+	if _, err := c.certificates(); err == nil || !strings.Contains(err.Error(), "ca.crt is not PEM") {
 		t.Errorf("with a broken authority: %v", err)
 	}
 }

@@ -7,10 +7,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"fabrique/bench/action"
+	"fabrique/bench/cache"
+	"fabrique/bench/cgroup"
 	"fabrique/bench/node"
 	"fabrique/bench/tools"
 )
@@ -29,11 +32,11 @@ func (c Cluster) Up(ctx context.Context, images Preloaded) ([]action.Action, err
 		return nil, err
 	}
 	cp := machines[0]
+	if !cgroup.Supported() {
+		return nil, fmt.Errorf("this machine has no cgroup v1 hierarchies in %s, which the nodes are made of (cgroup v2 alone is not supported); boot it with systemd.unified_cgroup_hierarchy=0", cgroup.Root)
+	}
 	actions := []action.Action{
-		{Name: "certificates", Do: func(context.Context, io.Writer) (bool, error) {
-			_, err := os.Stat(c.Kubeconfig())
-			return err != nil, c.certificates()
-		}},
+		{Name: "certificates", Do: func(context.Context, io.Writer) (bool, error) { return c.certificates() }},
 		{Name: "nodes", Do: c.startNodes},
 		{Name: "network", Do: c.network},
 		c.service(cp, c.etcd(p), 30*time.Second, func(ctx context.Context) error {
@@ -43,8 +46,8 @@ func (c Cluster) Up(ctx context.Context, images Preloaded) ([]action.Action, err
 			_, err := c.Kubectl().Run(ctx, nil, "get", "--raw", "/readyz")
 			return err
 		}),
-		c.service(cp, c.controllerManager(p), 0, nil),
-		c.service(cp, c.scheduler(p), 0, nil),
+		c.service(cp, c.controllerManager(p), time.Minute, c.port(cp, "10257")),
+		c.service(cp, c.scheduler(p), time.Minute, c.port(cp, "10259")),
 		{Name: "node objects", Do: c.nodeObjects},
 		{Name: "roles", Do: c.roles},
 	}
@@ -56,8 +59,8 @@ func (c Cluster) Up(ctx context.Context, images Preloaded) ([]action.Action, err
 			action.Action{Name: m.name + " images", Do: func(ctx context.Context, log io.Writer) (bool, error) {
 				return c.loadImages(ctx, log, p, m, images.Archive, images.Refs)
 			}},
-			c.service(m, c.kubelet(p, m), 0, nil),
-			c.service(m, c.kubeProxy(p, m), 0, nil),
+			c.service(m, c.kubelet(p, m), time.Minute, c.port(m, "10248")),
+			c.service(m, c.kubeProxy(p, m), time.Minute, c.port(m, "10256")),
 		)
 	}
 	actions = append(actions, action.Action{Name: "nodes ready", Do: c.nodesReady})
@@ -110,7 +113,10 @@ func (c Cluster) service(m machine, s service, limit time.Duration, probe func(c
 			if err := c.writeConfig(m, name, text); err != nil {
 				return false, err
 			}
+			// A changed file makes it another service, which is started anew.
+			s.Env = append(s.Env, "BENCH_CONFIG="+cache.Key(name, text))
 		}
+		slices.Sort(s.Env)
 		before, err := c.restarts(m, s.Name)
 		if err != nil {
 			return false, err
@@ -129,6 +135,11 @@ func (c Cluster) service(m machine, s service, limit time.Duration, probe func(c
 		}
 		return changed, err
 	}}
+}
+
+// port gives a probe for a program's health endpoint.
+func (c Cluster) port(m machine, port string) func(context.Context) error {
+	return func(ctx context.Context) error { return c.listens(ctx, m, port) }
 }
 
 // listens tells whether a program of the node listens on a port of its loopback.

@@ -29,6 +29,10 @@ var ClusterPackages = []string{
 	"redis-tools",                 // its redis-check-rdb is redis-server too, and starts no service
 }
 
+// lockTimeout lets apt wait, in seconds, for another one: also for one that a
+// killed run has left.
+const lockTimeout = "-oDPkg::Lock::Timeout=300"
+
 // Install installs those of names that are missing. When none is, it asks dpkg
 // and nothing else.
 func Install(ctx context.Context, progress io.Writer, names ...string) error {
@@ -40,8 +44,8 @@ func Install(ctx context.Context, progress io.Writer, names ...string) error {
 	env := []string{"DEBIAN_FRONTEND=noninteractive"}
 	var log bytes.Buffer
 	for _, args := range [][]string{
-		{"update", "-q"},
-		append([]string{"install", "-q", "-y", "--no-install-recommends"}, missing...),
+		{"update", "-q", lockTimeout},
+		append([]string{"install", "-q", lockTimeout, "-y", "--no-install-recommends"}, missing...),
 	} {
 		if err := cache.Run(ctx, &log, "", env, "apt-get", args...); err != nil {
 			return fmt.Errorf("installing Debian packages: %w\n%s", err, log.Bytes())

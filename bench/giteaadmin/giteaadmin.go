@@ -48,8 +48,8 @@ func (a Admin) CreateRepo(ctx context.Context, repo string) error {
 	return nil
 }
 
-// CreateUser creates an ordinary user and gives a token with these scopes
-// ("read:repository", …).
+// CreateUser creates an ordinary user unless there is one of that name, and gives
+// a new token with these scopes ("read:repository", …).
 func (a Admin) CreateUser(ctx context.Context, name string, scopes ...gitea.AccessTokenScope) (secret.Secret, error) {
 	client, err := a.Client(ctx, a.Token)
 	if err != nil {
@@ -60,14 +60,20 @@ func (a Admin) CreateUser(ctx context.Context, name string, scopes ...gitea.Acce
 	if _, _, err := client.AdminCreateUser(gitea.CreateUserOption{
 		Username: name, Email: name + "@bench.invalid", Password: password, MustChangePassword: &mustChange,
 	}); err != nil {
-		return secret.Secret{}, fmt.Errorf("creating the user %q: %w", name, err)
+		// A run that was killed created the user and did not keep the token.
+		if _, _, missing := client.GetUserInfo(name); missing != nil {
+			return secret.Secret{}, fmt.Errorf("creating the user %q: %w", name, err)
+		}
+		if _, err := client.AdminEditUser(name, gitea.EditUserOption{LoginName: name, Password: password, MustChangePassword: &mustChange}); err != nil {
+			return secret.Secret{}, fmt.Errorf("giving the user %q another password: %w", name, err)
+		}
 	}
 	// Gitea gives tokens for a password only.
 	self, err := gitea.NewClient(a.URL, gitea.SetBasicAuth(name, password), gitea.SetContext(ctx))
 	if err != nil {
 		return secret.Secret{}, err
 	}
-	token, _, err := self.CreateAccessToken(gitea.CreateAccessTokenOption{Name: "bench", Scopes: scopes})
+	token, _, err := self.CreateAccessToken(gitea.CreateAccessTokenOption{Name: "bench-" + rand.Text(), Scopes: scopes})
 	if err != nil {
 		return secret.Secret{}, fmt.Errorf("creating a token of %q: %w", name, err)
 	}

@@ -22,7 +22,7 @@ import (
 var (
 	Pause = program{tool: tools.Kubernetes, name: "pause", at: "pause", user: 65535}.image("pause")
 
-	// CoreDNS binds port 53 without a capability: containerd lets the pods that
+	// CoreDNS binds a low port, if told to, without a capability: containerd lets the pods that
 	// have a network of their own use all ports (enable_unprivileged_ports).
 	CoreDNS = program{tool: tools.CoreDNS, name: "coredns", at: "coredns", user: 65532}.image("coredns")
 

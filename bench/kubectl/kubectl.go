@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"fabrique/bench/cache"
@@ -43,19 +44,20 @@ func (k Kubectl) Run(ctx context.Context, stdin []byte, args ...string) (string,
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(said.Bytes()))
+		return out.String(), fmt.Errorf("%s: %w: %s", k.Shell(args...), err, bytes.TrimSpace(said.Bytes()))
 	}
 	return out.String(), nil
 }
 
 // Command prepares a run of kubectl.
 func (k Kubectl) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
-	program, err := Program(ctx, io.Discard)
+	program, err := Program(ctx, os.Stderr)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, program, append([]string{"--kubeconfig", k.Kubeconfig}, args...)...)
 	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if k.CacheDir != "" {
 		cmd.Env = append(os.Environ(), "KUBECACHEDIR="+k.CacheDir)
 	}
@@ -112,7 +114,13 @@ func (k Kubectl) specs(ctx context.Context, list []byte) (string, error) {
 		meta := object["metadata"].(map[string]any)
 		delete(meta, "managedFields")
 		delete(meta, "resourceVersion")
-		delete(meta, "annotations") // controllers count revisions there
+		annotations, _ := meta["annotations"].(map[string]any)
+		for key := range annotations {
+			// Controllers count revisions there, and note how a volume was made.
+			if strings.Contains(key, "kubernetes.io/") && key != "storageclass.kubernetes.io/is-default-class" {
+				delete(annotations, key)
+			}
+		}
 	}
 	text, err := json.Marshal(items)
 	return string(text), err

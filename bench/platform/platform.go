@@ -55,6 +55,7 @@ func (p Platform) services() []component {
 		{"argo cd", nsArgoCD, argoCD},
 		{"argo workflows", nsArgo, workflows},
 		{"argo events", nsEvents, events},
+		{"event bus", nsEvents, p.own("eventbus.yaml")},
 	}
 }
 
@@ -69,6 +70,12 @@ func (p Platform) Services() []action.Action {
 	return append(p.install(p.services()),
 		p.Ready("gitea ready", "gitea"),
 		action.Action{Name: "repositories", Do: p.seed},
+		action.Action{Name: "event bus deployed", Do: func(ctx context.Context, log io.Writer) (bool, error) {
+			// Only then is there something of it to wait for.
+			out, err := p.Kubectl.Run(ctx, nil, "wait", "--for=condition=Deployed", "--timeout=180s", "-n", nsEvents, "eventbus/default")
+			io.WriteString(log, out)
+			return false, err
+		}},
 		p.Ready("all ready", "gitea", nsArgoCD, nsArgo, nsEvents),
 		action.Action{Name: "app of apps", Do: p.appOfApps},
 	)
@@ -239,7 +246,7 @@ func (p Platform) broken(ctx context.Context, w workload) string {
 		}
 		for _, c := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
 			waiting := c.State.Waiting
-			if waiting != nil && (c.RestartCount > 2 || waiting.Reason == "InvalidImageName" || waiting.Reason == "CreateContainerConfigError" && c.RestartCount > 0) {
+			if waiting != nil && (c.RestartCount > 2 || waiting.Reason == "InvalidImageName") {
 				return fmt.Sprintf("its container %s restarted %d times: %s: %s", c.Name, c.RestartCount, waiting.Reason, waiting.Message)
 			}
 		}

@@ -87,8 +87,15 @@ func localPath(ctx context.Context, refs map[string]string) ([]object, error) {
 			data := o.at("data")
 			data["config.json"] = `{"nodePathMap": [{"node": "DEFAULT_PATH_FOR_NON_LISTED_NODES", "paths": ["/var/lib/local-path"]}]}`
 			data["helperPod.yaml"] = strings.ReplaceAll(data["helperPod.yaml"].(string), "image: busybox", "image: "+refs["base/busybox"])
+		case o.is("Namespace/local-path-storage"):
+			// Its helper pods make and remove folders of the node, as root.
+			o.at("metadata", "labels")["pod-security.kubernetes.io/enforce"] = "privileged"
 		case o.is("Deployment/local-path-provisioner"):
 			o.at("spec")["strategy"] = object{"type": "Recreate"}
+			o.pod().at("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
+			o.pod().containers("containers")[0]["securityContext"] = object{
+				"runAsNonRoot": true, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": object{"drop": []any{"ALL"}},
+			}
 		}
 	}
 	return objects, nil
