@@ -31,6 +31,7 @@ func (c Cluster) Down() []action.Action {
 			_, err := net.InterfaceByName(bridge)
 			return err == nil, c.unlink(ctx, log)
 		}},
+		action.Action{Name: "settings", Do: func(context.Context, io.Writer) (bool, error) { return c.restoreSettings() }},
 		action.Action{Name: "files", Do: func(context.Context, io.Writer) (bool, error) {
 			there, err := c.Exists()
 			if err != nil || !there {

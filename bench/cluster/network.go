@@ -37,8 +37,6 @@ const (
 	table  = "fabrique-bench" // of nftables, on this machine
 )
 
-const forwarding = "/proc/sys/net/ipv4/ip_forward"
-
 // network joins the nodes by a bridge and leads them out of this machine. A file
 // tells for which nodes it was finished; any other is made anew.
 func (c Cluster) network(ctx context.Context, log io.Writer) (changed bool, err error) {
@@ -86,7 +84,7 @@ func (c Cluster) network(ctx context.Context, log io.Writer) (changed bool, err 
 				return true, err
 			}
 		}
-		if err := node.Run(ctx, log, []byte("1"), "tee", forwarding); err != nil {
+		if err := node.Run(ctx, log, []byte("1"), "tee", setting(forwarding)); err != nil {
 			return true, err
 		}
 		if err := ip("link", "set", m.link, "master", bridge, "up"); err != nil {
@@ -114,7 +112,7 @@ func (c Cluster) linked(ctx context.Context) bool {
 		}
 	}
 	there, err := hasTable(ctx)
-	value, readErr := os.ReadFile(forwarding)
+	value, readErr := os.ReadFile(setting(forwarding))
 	return there && err == nil && readErr == nil && strings.TrimSpace(string(value)) == "1"
 }
 
@@ -136,23 +134,9 @@ func free(cidr string) error {
 	return nil
 }
 
-// leadOut lets the nodes reach what this machine reaches. How forwarding was set
-// before is kept, for the end.
+// leadOut lets the nodes reach what this machine reaches.
 func (c Cluster) leadOut(ctx context.Context, log io.Writer) error {
-	before := filepath.Join(c.Dir, "ip_forward")
-	if _, err := os.Stat(before); err != nil {
-		value, err := os.ReadFile(forwarding)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(before+".partial", value, 0o644); err != nil {
-			return err
-		}
-		if err := os.Rename(before+".partial", before); err != nil {
-			return err
-		}
-	}
-	if err := os.WriteFile(forwarding, []byte("1"), 0o644); err != nil {
+	if err := os.WriteFile(setting(forwarding), []byte("1"), 0o644); err != nil {
 		return fmt.Errorf("letting this machine forward packets: %w", err)
 	}
 	rules := fmt.Sprintf(`table ip %[1]s
@@ -201,11 +185,7 @@ func (c Cluster) unlink(ctx context.Context, log io.Writer) error {
 			return err
 		}
 	}
-	before, err := os.ReadFile(filepath.Join(c.Dir, "ip_forward"))
-	if err != nil {
-		return nil // it was never changed
-	}
-	return os.WriteFile(forwarding, before, 0o644)
+	return nil
 }
 
 func hasTable(ctx context.Context) (bool, error) {

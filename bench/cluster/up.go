@@ -37,6 +37,7 @@ func (c Cluster) Up(ctx context.Context, images Preloaded) ([]action.Action, err
 	}
 	actions := []action.Action{
 		{Name: "certificates", Do: func(context.Context, io.Writer) (bool, error) { return c.certificates() }},
+		{Name: "settings", Do: func(context.Context, io.Writer) (bool, error) { return false, c.saveSettings() }},
 		{Name: "nodes", Do: c.startNodes},
 		{Name: "network", Do: c.network},
 		c.service(cp, c.etcd(p), 30*time.Second, func(ctx context.Context) error {

@@ -82,9 +82,6 @@ func isolate(name, dir string, keep []string) error {
 	if err := mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
 		return err
 	}
-	if err := shield(dir); err != nil {
-		return err
-	}
 	if !slices.ContainsFunc(keep, func(path string) bool { return strings.HasPrefix(dir, path+"/") }) {
 		keep = append(keep, dir)
 	}
@@ -114,32 +111,6 @@ func isolate(name, dir string, keep []string) error {
 		return err
 	}
 	return syscall.Sethostname([]byte(name))
-}
-
-// tunables are settings of the whole machine that a kubelet wants to make
-// (setupKernelTunables in its cm package). It finds these values, and what it
-// writes stays in the node.
-var tunables = map[string]string{
-	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0",
-	"kernel/panic": "10", "kernel/panic_on_oops": "1",
-	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
-}
-
-func shield(dir string) error {
-	for name, value := range tunables {
-		ours := filepath.Join(dir, "sysctl", name)
-		if err := os.MkdirAll(filepath.Dir(ours), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(ours, []byte(value+"\n"), 0o644); err != nil {
-			return err
-		}
-		target := filepath.Join("/proc/sys", name)
-		if err := syscall.Mount(ours, target, "", syscall.MS_BIND, ""); err != nil {
-			return fmt.Errorf("mounting over %s: %w", target, err)
-		}
-	}
-	return nil
 }
 
 // Service is a program that runs until the node is destroyed; when it ends it is
