@@ -30,7 +30,7 @@ func TestScripts(t *testing.T) {
 
 // Two runs never change the cluster at the same time.
 func TestOnly(t *testing.T) {
-	t.Setenv(cache.EnvDir, filepath.Join(t.TempDir(), "cache"))
+	t.Setenv("TMPDIR", t.TempDir())
 	c := cluster.Cluster{Dir: "/the/state"}
 	unlock, err := only(c)
 	if err != nil {

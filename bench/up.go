@@ -64,7 +64,7 @@ default StorageClass, enforce NetworkPolicies, and know a registry as registry:8
 	return cmd
 }
 
-func up(ctx context.Context, progress, out io.Writer, o upOptions) error {
+func up(ctx context.Context, progress, out io.Writer, o upOptions) (err error) {
 	start := time.Now()
 	c, err := cluster.Default()
 	if err != nil {
@@ -75,11 +75,16 @@ func up(ctx context.Context, progress, out io.Writer, o upOptions) error {
 		return err
 	}
 	defer unlock()
-	logs, err := os.MkdirTemp("", cluster.ScratchPrefix)
+	scratch, err := os.MkdirTemp("", cluster.ScratchPrefix)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(logs)
+	defer func() {
+		if err == nil { // else the error names a log in it; bench down removes it
+			err = os.RemoveAll(scratch)
+		}
+	}()
+	logs := scratch
 	// Nothing has begun while this can fail.
 	changed, err := action.Run(ctx, progress, logs, action.Action{Name: "packages, tools, images", Do: func(ctx context.Context, _ io.Writer) (bool, error) {
 		return prepare(ctx, progress)

@@ -133,6 +133,22 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// One failure does not keep the others from running.
+func TestAll(t *testing.T) {
+	other := errors.New("another")
+	var progress bytes.Buffer
+	changed, err := action.All(t.Context(), &progress, t.TempDir(), plain("a", true, errBroken), plain("b", true, nil), plain("c", false, other))
+	if changed != 2 || !errors.Is(err, errBroken) || !errors.Is(err, other) {
+		t.Errorf("changed %d, %v", changed, err)
+	}
+	if strings.Count(progress.String(), "\n") != 3 {
+		t.Errorf("progress is\n%s", progress.String())
+	}
+	if changed, err := action.All(t.Context(), io.Discard, t.TempDir(), plain("a", true, nil)); changed != 1 || err != nil {
+		t.Errorf("without a failure: changed %d, %v", changed, err)
+	}
+}
+
 // Of a long log the end is shown; a log of an earlier run stays.
 func TestFailureShowsTheEnd(t *testing.T) {
 	logs := t.TempDir()

@@ -293,10 +293,60 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
+// A folder that is not the bench's is neither used nor removed.
+func TestFolder(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		files  []string
+		exists bool
+		err    string
+	}{
+		{"missing", nil, false, ""},
+		{"empty", []string{"."}, false, ""},
+		{"a cluster's", []string{"pki", marker, "nodes/worker"}, true, ""},
+		{"somebody's", []string{"letters"}, false, "is no folder of a bench cluster: it holds something else; name another by FABRIQUE_BENCH_STATE"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := Cluster{filepath.Join(t.TempDir(), "state")}
+			for _, f := range test.files {
+				if err := os.MkdirAll(filepath.Join(c.Dir, f), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			exists, err := c.Exists()
+			if exists != test.exists || (err == nil) != (test.err == "") || (err != nil && !strings.Contains(err.Error(), test.err)) {
+				t.Errorf("it exists: %v, %v", exists, err)
+			}
+			if test.exists {
+				return
+			}
+			if err := c.Create(); (err == nil) != (test.err == "") {
+				t.Errorf("making it: %v", err)
+			}
+			if exists, _ := c.Exists(); exists != (test.err == "") {
+				t.Errorf("after it was made it exists: %v", exists)
+			}
+		})
+	}
+	c := Cluster{filepath.Join(t.TempDir(), "state")}
+	for _, err := range []error{c.Create(), c.Create(), c.writeConfig(machines[0], "a/b", "text"), c.remove()} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(c.Dir); !os.IsNotExist(err) {
+		t.Errorf("after its removal: %v", err)
+	}
+}
+
 func TestDefault(t *testing.T) {
 	t.Setenv(EnvDir, "")
 	if c, err := Default(); err != nil || c.Dir != DefaultDir {
 		t.Errorf("without %s: %v, %v", EnvDir, c, err)
+	}
+	t.Setenv(EnvDir, "/run/x/../bench")
+	if c, err := Default(); err == nil || !strings.Contains(err.Error(), EnvDir+" is /run/bench") {
+		t.Errorf("below /run: %v, %v", c, err)
 	}
 	t.Chdir(t.TempDir())
 	here, err := os.Getwd()

@@ -28,6 +28,11 @@ func (c Cluster) Down() []action.Action {
 	}
 	return append(actions,
 		action.Action{Name: "network", Do: func(ctx context.Context, log io.Writer) (bool, error) {
+			for _, n := range c.Nodes() {
+				if len(n.Processes()) > 0 {
+					return false, fmt.Errorf("taking the network away: the node %s still runs", n.Name)
+				}
+			}
 			_, err := net.InterfaceByName(bridge)
 			return err == nil, c.unlink(ctx, log)
 		}},

@@ -19,8 +19,8 @@ import (
 func certified(t *testing.T) Cluster {
 	t.Helper()
 	c := Cluster{t.TempDir()}
-	if _, err := c.certificates(); err != nil {
-		t.Fatal(err)
+	if changed, err := c.certificates(); err != nil || !changed {
+		t.Fatalf("changed %v, %v", changed, err)
 	}
 	return c
 }
@@ -167,8 +167,8 @@ func TestSecondRunChangesNoFile(t *testing.T) {
 		return found
 	}
 	before := files()
-	if _, err := c.certificates(); err != nil {
-		t.Fatal(err)
+	if changed, err := c.certificates(); err != nil || changed {
+		t.Fatalf("changed %v, %v", changed, err)
 	}
 	if diff := cmp.Diff(before, files()); diff != "" {
 		t.Errorf("-before +after\n%s", diff)

@@ -287,14 +287,11 @@ func (s *service) start(dir string) error {
 // port or a lock, is free.
 func (s *service) stop() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.ended = true
-	s.cmd.Process.Kill()
-	for s.state.PID != 0 {
-		s.mu.Unlock()
-		time.Sleep(5 * time.Millisecond)
-		s.mu.Lock()
-	}
+	cmd, done := s.cmd, s.done
+	s.mu.Unlock()
+	cmd.Process.Kill()
+	<-done
 }
 
 // State implements [Node.State].

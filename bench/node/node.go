@@ -22,8 +22,7 @@ import (
 	"fabrique/bench/cgroup"
 )
 
-// Node is one machine. Its files are in Dir, which also tells nodes of the same
-// name apart.
+// Node is one machine. Its name is unique on this one; its files are in Dir.
 type Node struct {
 	Name string // its host name: "worker"
 	Dir  string // absolute; holds var/, tmp/, log/, hosts and resolv.conf
@@ -182,9 +181,25 @@ func processes(args ...string) []int {
 	return found
 }
 
+// namesake gives the folder of a running node that has the same name, and so the
+// same control groups, but another folder.
+func (n Node) namesake() string {
+	for _, pid := range processes(argInit, n.Name) {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
+		if args := strings.Split(string(text), "\x00"); len(args) > 2 && args[2] != n.Dir {
+			return args[2]
+		}
+	}
+	return ""
+}
+
 // Destroy ends every process of the node and removes its control groups and its
-// folder. A node that is not there is not an error.
+// folder. A node that is not there is not an error; one of the same name with
+// another folder is.
 func (n Node) Destroy(ctx context.Context) error {
+	if dir := n.namesake(); dir != "" {
+		return fmt.Errorf("ending the node %s: one of that name runs with its files in %s; a machine has one", n.Name, dir)
+	}
 	for _, pid := range processes(argInit, n.Name, n.Dir) {
 		// The kernel ends the others with the first one of their PID namespace.
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {

@@ -416,6 +416,22 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// Two of one name would share control groups: the second is refused, and the
+// first goes on.
+func TestNamesake(t *testing.T) {
+	n := newNode(t, "/var/tmp")
+	up(t, n)
+	other := node.Node{Name: n.Name, Dir: filepath.Join(t.TempDir(), "node")}
+	want := "ending the node " + n.Name + ": one of that name runs with its files in " + n.Dir + "; a machine has one"
+	_, err := other.Up(t.Context(), hosts, resolv)
+	for _, err := range []error{err, other.Destroy(t.Context())} {
+		if err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	inside(t, n, "true")
+}
+
 // Nobody is left in the dark about why a node does not start.
 func TestStartFails(t *testing.T) {
 	n := newNode(t, "/var/tmp")

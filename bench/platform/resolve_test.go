@@ -17,6 +17,9 @@ import (
 	"fabrique/bench/tools"
 )
 
+// values are what bench up gives.
+var values = map[string]string{"REGISTRY_IP": "10.0.0.80", "DNS_IP": "10.0.0.10", "BUS_VERSION": BusVersion}
+
 // built skips the test where the cache lacks what it needs: making it takes most
 // of an hour, which is bench install --cluster's to spend.
 func built(t *testing.T) {
@@ -37,7 +40,7 @@ func built(t *testing.T) {
 func everything(t *testing.T) (Platform, []component) {
 	t.Helper()
 	built(t)
-	p := Platform{Refs: map[string]string{}, Addresses: map[string]string{"REGISTRY_IP": "10.0.0.80", "DNS_IP": "10.0.0.10"}}
+	p := Platform{Refs: map[string]string{}, Addresses: values}
 	for _, image := range images.Cluster() {
 		_, digest, err := image.Load(t.Context(), io.Discard)
 		if err != nil {
@@ -141,9 +144,8 @@ func TestResolveRefusesAnUnknownImage(t *testing.T) {
 	}
 }
 
-// The bench's own manifests ask for no value but the addresses that are given.
+// The bench's own manifests ask for no value but those that are given.
 func TestOwnManifestsAreFilledIn(t *testing.T) {
-	addresses := map[string]string{"REGISTRY_IP": "10.0.0.80", "DNS_IP": "10.0.0.10"}
 	used := map[string]bool{}
 	asked := regexp.MustCompile(`\$\{([A-Z_]+)\}`)
 	err := fs.WalkDir(manifests, "manifests", func(path string, d fs.DirEntry, err error) error {
@@ -157,13 +159,13 @@ func TestOwnManifestsAreFilledIn(t *testing.T) {
 		for _, m := range asked.FindAllStringSubmatch(string(raw), -1) {
 			used[m[1]] = true
 		}
-		_, err = own(d.Name(), addresses)
+		_, err = own(d.Name(), values)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(addresses)), slices.Sorted(maps.Keys(used))); diff != "" {
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(values)), slices.Sorted(maps.Keys(used))); diff != "" {
 		t.Errorf("values: -given +asked\n%s", diff)
 	}
 }
