@@ -74,7 +74,7 @@ Exit codes: 0 done, also when there was nothing to do
 		panic(err) // the flag stands one line above
 	}
 	root.AddCommand(c.initCommand(), c.configCommand(), c.statusCommand(), c.buildCommand(),
-		c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.versionCommand())
+		c.renderCommand(), c.applyCommand(), c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.versionCommand())
 	return root
 }
 

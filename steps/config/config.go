@@ -46,6 +46,44 @@ type Config struct {
 	Builder  Builder  `yaml:"builder"`
 	Author   Author   `yaml:"author"`
 	Timeouts Timeouts `yaml:"timeouts"`
+	Cluster  Cluster  `yaml:"cluster"`
+}
+
+// Cluster is how the factory runs inside a cluster. Only fabrique render and apply
+// need it; see [Config.CheckCluster].
+type Cluster struct {
+	Images       Images     `yaml:"images"`
+	Schedule     string     `yaml:"schedule"`     // of the run without an event, five fields of cron(5)
+	StorageClass string     `yaml:"storageClass"` // empty for the cluster's default
+	Webhook      Webhook    `yaml:"webhook"`
+	EventBus     EventBus   `yaml:"eventBus"`
+	BuildCache   BuildCache `yaml:"buildCache"`
+}
+
+// Images are what the factory's pods run, each by digest.
+type Images struct {
+	ReconcileHead  string `yaml:"reconcileHead"`
+	CloneAtSHA     string `yaml:"cloneAtSHA"`
+	BuildkitBuild  string `yaml:"buildkitBuild"`
+	DigestInspect  string `yaml:"digestInspect"`
+	GiteaWriteback string `yaml:"giteaWriteback"`
+	Buildkitd      string `yaml:"buildkitd"`
+}
+
+// Webhook is webhook #2 of Gitea.
+type Webhook struct {
+	MaxPayloadBytes int64 `yaml:"maxPayloadBytes"`
+}
+
+// EventBus is the NATS JetStream bus.
+type EventBus struct {
+	Version string `yaml:"version"` // one that Argo Events' configuration knows
+	Storage string `yaml:"storage"` // a Kubernetes quantity
+}
+
+// BuildCache is buildkitd's volume.
+type BuildCache struct {
+	Storage string `yaml:"storage"` // a Kubernetes quantity
 }
 
 // Gitea is the git server.
@@ -135,6 +173,12 @@ func defaults() Config {
 			Inspect:   time.Minute,
 			WriteBack: 2 * time.Minute,
 		},
+		Cluster: Cluster{
+			Schedule:   "*/10 * * * *",
+			Webhook:    Webhook{MaxPayloadBytes: 1 << 20},
+			EventBus:   EventBus{Version: "latest", Storage: "1Gi"},
+			BuildCache: BuildCache{Storage: "50Gi"},
+		},
 	}
 }
 
@@ -221,6 +265,7 @@ func (c *Config) check(d *decoder) {
 	}
 	c.checkFrontends(d)
 	c.checkSecrets(d)
+	c.checkCluster(d)
 	parsed(d, "author.name", &c.Author.Name, ParseAuthorName)
 	parsed(d, "author.email", &c.Author.Email, ParseAuthorEmail)
 	for field, value := range map[string]time.Duration{
@@ -231,6 +276,67 @@ func (c *Config) check(d *decoder) {
 			d.problem(field, "%s is out of range; want more than 0 and at most 24h", value)
 		}
 	}
+}
+
+// checkCluster checks what is given; images may be missing where no cluster is
+// configured.
+func (c *Config) checkCluster(d *decoder) {
+	for name, reference := range c.Cluster.Images.all() {
+		if *reference == "" {
+			continue
+		}
+		if err := image.CheckReference(*reference); err != nil {
+			d.problem("cluster.images."+name, "%w", err)
+		} else if !strings.Contains(*reference, "@") {
+			d.problem("cluster.images."+name, "%q has no digest; name the image as in registry:80/fabrique/NAME@sha256:…", *reference)
+		}
+	}
+	if len(strings.Fields(c.Cluster.Schedule)) != 5 {
+		d.problem("cluster.schedule", "%q is no schedule; want five fields, as in */10 * * * *", c.Cluster.Schedule)
+	}
+	if c.Cluster.StorageClass != "" && !nameForm.MatchString(c.Cluster.StorageClass) {
+		d.problem("cluster.storageClass", "%q is no name of a StorageClass", c.Cluster.StorageClass)
+	}
+	if n := c.Cluster.Webhook.MaxPayloadBytes; n < 1<<10 || n > 64<<20 {
+		d.problem("cluster.webhook.maxPayloadBytes", "%d is out of range; want 1024 to 67108864", n)
+	}
+	if !versionForm.MatchString(c.Cluster.EventBus.Version) {
+		d.problem("cluster.eventBus.version", "%q is no version; want one that Argo Events' configuration lists", c.Cluster.EventBus.Version)
+	}
+	for field, quantity := range map[string]string{"cluster.eventBus.storage": c.Cluster.EventBus.Storage, "cluster.buildCache.storage": c.Cluster.BuildCache.Storage} {
+		if !quantityForm.MatchString(quantity) {
+			d.problem(field, "%q is no quantity; want a whole number and Mi, Gi or Ti, as in 50Gi", quantity)
+		}
+	}
+}
+
+var (
+	nameForm     = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+	versionForm  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+	quantityForm = regexp.MustCompile(`^[1-9][0-9]{0,8}(Mi|Gi|Ti)$`)
+)
+
+// all gives the references by their field's name.
+func (i *Images) all() map[string]*string {
+	return map[string]*string{
+		"reconcileHead": &i.ReconcileHead, "cloneAtSHA": &i.CloneAtSHA, "buildkitBuild": &i.BuildkitBuild,
+		"digestInspect": &i.DigestInspect, "giteaWriteback": &i.GiteaWriteback, "buildkitd": &i.Buildkitd,
+	}
+}
+
+// CheckCluster tells whether the file says all that a cluster needs. Exit code 2.
+func (c Config) CheckCluster() error {
+	var missing []string
+	for name, reference := range c.Cluster.Images.all() {
+		if *reference == "" {
+			missing = append(missing, "cluster.images."+name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	slices.Sort(missing)
+	return step.Invalidf("the configuration lacks %s: name each image by digest, as make images prints it", strings.Join(missing, ", "))
 }
 
 // checkFrontends gives each frontend its canonical name. Two spellings of one

@@ -54,8 +54,8 @@ type App struct {
 	Dockerfile gitref.Path      `json:"dockerfile"`
 	Inputs     []gitref.Path    `json:"inputs,omitempty"`
 	Image      image.Name       `json:"image"`
-	BuildArgs  string           `json:"buildArgs,omitempty"`
-	Target     string           `json:"target,omitempty"`
+	BuildArgs  string           `json:"buildArgs"`
+	Target     string           `json:"target"`
 	SourceKey  gitref.SourceKey `json:"sourceKey"`
 
 	Due    bool   `json:"due"`

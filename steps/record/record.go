@@ -174,9 +174,15 @@ func (m *manifest) record() (Record, error) {
 			errs = append(errs, err)
 			return
 		}
-		if node != nil {
-			check(node, "annotation "+key, read(node.Value))
+		if node == nil {
+			return
 		}
+		// Values become parameters of Workflows, whose templates these would begin.
+		if strings.Contains(node.Value, "{{") && key != AnnotationHold {
+			check(node, "annotation "+key, step.Invalidf("it holds {{, the mark of a Workflow's template; choose another spelling"))
+			return
+		}
+		check(node, "annotation "+key, read(node.Value))
 	}
 	annotation(AnnotationContext, func(s string) (err error) {
 		r.Context, err = gitref.ParsePath(s)

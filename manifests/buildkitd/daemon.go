@@ -1,0 +1,115 @@
+package buildkitd
+
+import (
+	"crypto/sha256"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"fabrique/manifests/zone"
+	"fabrique/steps/config"
+)
+
+const (
+	name = "buildkitd"
+	port = 1234
+)
+
+// Address is where the daemon answers inside the cluster.
+var Address = fmt.Sprintf("tcp://%s.%s.svc.cluster.local:%d", name, zone.Builder, port)
+
+// Objects gives the daemon on a worker (adr-0095 §1.b): one pod with a cache that
+// outlives it. Its deviations from the Pod Security level restricted, each with
+// its reason:
+//
+//   - privileged: it makes mounts, cgroups and namespaces for RUN steps. hostUsers
+//     is false, so that this is a privilege inside a user namespace only: root in
+//     the pod is an unprivileged id on the node.
+//   - runAsUser 0: the same, it is root of that namespace.
+//   - a writable root: runc's and BuildKit's run-time folders.
+func Objects(c config.Config) ([]any, error) {
+	text, err := Generate(c)
+	if err != nil {
+		return nil, err
+	}
+	no, yes, one, root := false, true, int32(1), int64(0)
+	labels := map[string]string{"app.kubernetes.io/name": name, zone.PartOf: zone.Fabrique}
+	probe := func(period, failures int32) *corev1.Probe {
+		return &corev1.Probe{
+			// It answers when its worker can take a build.
+			ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/usr/bin/buildctl", "--addr", fmt.Sprintf("tcp://127.0.0.1:%d", port), "debug", "workers"}}},
+			PeriodSeconds: period, FailureThreshold: failures, TimeoutSeconds: 10,
+		}
+	}
+	pod := corev1.PodSpec{
+		HostUsers: &no, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
+		SecurityContext: &corev1.PodSecurityContext{RunAsUser: &root, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}},
+		// Never on a control plane, whatever its taints are.
+		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
+				Key: "node-role.kubernetes.io/control-plane", Operator: corev1.NodeSelectorOpDoesNotExist,
+			}}}},
+		}}},
+		TerminationGracePeriodSeconds: ptr(int64(30)),
+		Containers: []corev1.Container{{
+			Name: name, Image: c.Cluster.Images.Buildkitd,
+			Command:         []string{"/usr/bin/buildkitd"},
+			Args:            []string{"--addr", fmt.Sprintf("tcp://0.0.0.0:%d", port), "--config", "/etc/buildkit/buildkitd.toml", "--root", "/var/lib/buildkit"},
+			Ports:           []corev1.ContainerPort{{Name: "grpc", ContainerPort: port}},
+			ReadinessProbe:  probe(5, 2),
+			LivenessProbe:   probe(30, 5),
+			SecurityContext: &corev1.SecurityContext{Privileged: &yes, RunAsUser: &root},
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("256Mi"),
+			}},
+			VolumeMounts: []corev1.VolumeMount{
+				{Name: "config", MountPath: "/etc/buildkit", ReadOnly: true},
+				{Name: "cache", MountPath: "/var/lib/buildkit"},
+				{Name: "run", MountPath: "/run"},
+				{Name: "tmp", MountPath: "/tmp"},
+			},
+		}},
+		Volumes: []corev1.Volume{
+			{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}},
+			{Name: "run", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		},
+	}
+	claim := corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "cache"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(c.Cluster.BuildCache.Storage)}},
+		},
+	}
+	if c.Cluster.StorageClass != "" {
+		claim.Spec.StorageClassName = &c.Cluster.StorageClass
+	}
+	return []any{
+		&corev1.ConfigMap{TypeMeta: zone.Type("v1", "ConfigMap"), ObjectMeta: zone.Meta(zone.Builder, name), Data: map[string]string{"buildkitd.toml": string(text)}},
+		&corev1.Service{
+			TypeMeta: zone.Type("v1", "Service"), ObjectMeta: zone.Meta(zone.Builder, name),
+			Spec: corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "grpc", Port: port, TargetPort: intstr.FromString("grpc")}}},
+		},
+		&appsv1.StatefulSet{
+			TypeMeta: zone.Type("apps/v1", "StatefulSet"), ObjectMeta: zone.Meta(zone.Builder, name),
+			Spec: appsv1.StatefulSetSpec{
+				Replicas: &one, ServiceName: name, Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{
+					ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{"fabrique/config": hash(text)}},
+					Spec:       pod,
+				},
+				VolumeClaimTemplates: []corev1.PersistentVolumeClaim{claim},
+			},
+		},
+	}, nil
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// hash makes a changed configuration a changed pod: the daemon reads it once.
+func hash(text []byte) string { return fmt.Sprintf("%x", sha256.Sum256(text)) }

@@ -1,0 +1,121 @@
+package render
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"fabrique/steps/config"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// configured is the template with a cluster.
+func configured(t *testing.T, extra ...string) config.Config {
+	t.Helper()
+	text := string(config.Template()) + "\ncluster:\n  images:\n"
+	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "buildkitd"} {
+		text += "    " + name + ": registry:80/fabrique/" + strings.ToLower(name) + "@sha256:" + strings.Repeat(string(rune('a'+i)), 64) + "\n"
+	}
+	c, err := config.Parse("fabrique.yaml", []byte(text+strings.Join(extra, "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestGolden compares every file with the golden one beside its generator.
+func TestGolden(t *testing.T) {
+	files, err := Files(configured(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, got := range files {
+		golden := filepath.Join("../..", filepath.Dir(path), "testdata", filepath.Base(path))
+		if *update {
+			if err := os.MkdirAll(filepath.Dir(golden), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(golden, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatalf("%v (make golden writes it)", err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s: %s", path, diff)
+		}
+	}
+}
+
+func TestSameBytes(t *testing.T) {
+	first, err := Files(configured(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		again, err := Files(configured(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(first, again); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+	for path, text := range first {
+		for _, unwanted := range []string{"creationTimestamp", "status:", "null"} {
+			if bytes.Contains(text, []byte(unwanted)) {
+				t.Errorf("%s holds %s", path, unwanted)
+			}
+		}
+	}
+}
+
+// A configuration without a cluster names all that it lacks.
+func TestWithoutACluster(t *testing.T) {
+	c, err := config.Parse("fabrique.yaml", config.Template())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Files(c); err == nil || !strings.Contains(err.Error(), "lacks cluster.images.buildkitBuild, cluster.images.buildkitd") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The branch goes into a regular expression that matches anywhere.
+func TestBranchIsQuotedAndAnchored(t *testing.T) {
+	c := configured(t)
+	c.Source.Branch = "release-1.2"
+	objects, err := Objects(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(objects, func(o map[string]any) bool { return o["kind"] == "Sensor" })
+	spec := objects[i]["spec"].(map[string]any)
+	filters := spec["dependencies"].([]any)[0].(map[string]any)["filters"].(map[string]any)["data"].([]any)
+	want := []any{`^refs/heads/release-1\.2$`}
+	if diff := cmp.Diff(want, filters[0].(map[string]any)["value"]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// No Secret is applied but the one that Kubernetes fills in.
+func TestSecretsAreExamples(t *testing.T) {
+	objects, err := Objects(configured(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if o["kind"] == "Secret" && (o["data"] != nil || o["stringData"] != nil) {
+			t.Errorf("a Secret with a value is applied: %v", o["metadata"])
+		}
+	}
+}

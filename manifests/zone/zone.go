@@ -1,0 +1,152 @@
+// Package zone generates the namespaces that keep the factory's parts apart
+// (design: zones), with their Pod Security level, quota, service accounts and
+// roles, and holds what all generators agree on: names, labels, and the security
+// context of pods.
+package zone
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The namespaces.
+const (
+	Workflows = "fabrique"        // Workflow pods
+	Events    = "fabrique-events" // EventBus, EventSource, Sensor
+	Builder   = "fabrique-build"  // buildkitd, which runs strangers' Dockerfiles
+)
+
+// The service accounts. None of them has its token mounted in a pod but the
+// executor, which Argo mounts for its own container only, and the Sensor's.
+const (
+	WorkflowAccount = "workflow" // of the steps; may do nothing
+	ExecutorAccount = "executor" // of Argo's container beside a step
+	SensorAccount   = "sensor"   // creates Workflows
+)
+
+// The Secrets that the factory reads; fabrique writes no secret, only examples.
+const (
+	ReaderSecret  = "gitea-reader"  // in Workflows: token
+	WriterSecret  = "gitea-writer"  // in Workflows: token
+	WebhookSecret = "gitea-webhook" // in Events: secret
+)
+
+// Labels that everything of the factory carries; [ManagedBy] tells what "fabrique
+// apply" may remove.
+const (
+	ManagedBy = "app.kubernetes.io/managed-by"
+	PartOf    = "app.kubernetes.io/part-of"
+	Fabrique  = "fabrique"
+)
+
+// Meta gives the metadata of an object; namespace is empty for a Namespace.
+func Meta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{ManagedBy: Fabrique, PartOf: Fabrique}}
+}
+
+// Type gives an object's kind.
+func Type(apiVersion, kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}
+}
+
+// User is who every step runs as; the images have no other user either.
+const User int64 = 65532
+
+// PodSecurity gives the security context of a pod that meets the level restricted
+// (kubernetes.io/docs/concepts/security/pod-security-standards).
+func PodSecurity() *corev1.PodSecurityContext {
+	yes, user := true, User
+	return &corev1.PodSecurityContext{
+		RunAsNonRoot: &yes, RunAsUser: &user, RunAsGroup: &user, FSGroup: &user,
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+}
+
+// ContainerSecurity gives the security context of a container that meets the
+// level restricted and writes only into its volumes.
+func ContainerSecurity() *corev1.SecurityContext {
+	yes, no := true, false
+	return &corev1.SecurityContext{
+		AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, RunAsNonRoot: &yes,
+		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+}
+
+// Objects gives the namespaces and what is in them before anything runs.
+func Objects() []any {
+	objects := []any{
+		namespace(Workflows, "restricted"), namespace(Events, "restricted"),
+		// The daemon's deviations from restricted stand at its own manifest.
+		namespace(Builder, "privileged"),
+		quota(Workflows, "60"), quota(Events, "10"), quota(Builder, "10"),
+	}
+	for _, a := range []struct {
+		namespace, name string
+		mounted         bool
+	}{
+		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Events, SensorAccount, true},
+	} {
+		objects = append(objects, &corev1.ServiceAccount{
+			TypeMeta: Type("v1", "ServiceAccount"), ObjectMeta: Meta(a.namespace, a.name), AutomountServiceAccountToken: &a.mounted,
+		})
+	}
+	token := &corev1.Secret{
+		TypeMeta: Type("v1", "Secret"), ObjectMeta: Meta(Workflows, ExecutorAccount+".service-account-token"),
+		Type: corev1.SecretTypeServiceAccountToken,
+	}
+	// Argo looks for it by this name, and Kubernetes fills it in.
+	token.Annotations = map[string]string{corev1.ServiceAccountNameKey: ExecutorAccount}
+	return append(append(objects, token),
+		role(Workflows, ExecutorAccount, "argoproj.io", "workflowtaskresults", "create", "patch"),
+		bind(Workflows, ExecutorAccount, Workflows, ExecutorAccount),
+		role(Workflows, SensorAccount, "argoproj.io", "workflows", "get", "create", "patch"),
+		bind(Workflows, SensorAccount, Events, SensorAccount),
+	)
+}
+
+func namespace(name, level string) *corev1.Namespace {
+	meta := Meta("", name)
+	meta.Labels["pod-security.kubernetes.io/enforce"] = level
+	meta.Labels["pod-security.kubernetes.io/warn"] = "restricted"
+	return &corev1.Namespace{TypeMeta: Type("v1", "Namespace"), ObjectMeta: meta}
+}
+
+// quota bounds how many pods there may be at once, whoever makes them.
+func quota(namespace, pods string) *corev1.ResourceQuota {
+	return &corev1.ResourceQuota{
+		TypeMeta: Type("v1", "ResourceQuota"), ObjectMeta: Meta(namespace, "fabrique"),
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse(pods)}},
+	}
+}
+
+func role(namespace, name, group, resource string, verbs ...string) *rbacv1.Role {
+	return &rbacv1.Role{
+		TypeMeta: Type("rbac.authorization.k8s.io/v1", "Role"), ObjectMeta: Meta(namespace, name),
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}},
+	}
+}
+
+// bind gives the role of that name to an account.
+func bind(namespace, role, accountNamespace, account string) *rbacv1.RoleBinding {
+	return &rbacv1.RoleBinding{
+		TypeMeta: Type("rbac.authorization.k8s.io/v1", "RoleBinding"), ObjectMeta: Meta(namespace, role),
+		RoleRef:  rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: role},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: accountNamespace, Name: account}},
+	}
+}
+
+// Examples gives the Secrets that an operator makes, with values to replace. They
+// are never applied.
+func Examples() []any {
+	example := func(namespace, name, key, value string) *corev1.Secret {
+		return &corev1.Secret{TypeMeta: Type("v1", "Secret"), ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, StringData: map[string]string{key: value}}
+	}
+	return []any{
+		example(Workflows, ReaderSecret, "token", "REPLACE: token of the bot that reads both repositories"),
+		example(Workflows, WriterSecret, "token", "REPLACE: token of the bot that writes the apps repository"),
+		example(Events, WebhookSecret, "secret", "REPLACE: the secret of webhook #2 in Gitea"),
+	}
+}
