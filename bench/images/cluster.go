@@ -66,6 +66,9 @@ var (
 		}, err
 	})
 
+	// Buildkitd is the builder's daemon, with its client for the probes and runc.
+	Buildkitd = assembled("fabrique/buildkitd:latest", compression.ZStd, buildkitd)
+
 	// Gitea's folders are beside its program, /app/gitea is its STATIC_ROOT_PATH.
 	Gitea = assembled("bench/gitea:latest", compression.ZStd, gitea)
 )
@@ -82,6 +85,24 @@ func Cluster() []Image {
 		Pause, CoreDNS, LocalPath, Busybox, Registry,
 		NATS, Idle, ArgoEvents, WorkflowController, ArgoExec, Redis, ArgoCD, Gitea, Probe,
 	}
+}
+
+func buildkitd(ctx context.Context, progress io.Writer) (recipe, error) {
+	files := []file{{name: "tmp/", mode: 0o1777}}
+	for _, p := range []struct {
+		tool tools.Tool
+		name string
+	}{{tools.BuildKit, "buildkitd"}, {tools.BuildKit, "buildctl"}, {tools.Runc, "runc"}} {
+		dir, err := p.tool.Ensure(ctx, progress, false)
+		if err != nil {
+			return recipe{}, err
+		}
+		files = append(files, file{name: "usr/bin/" + p.name, mode: 0o755, from: filepath.Join(dir, p.name)})
+	}
+	return recipe{
+		config: v1.Config{User: "0", Entrypoint: []string{"/usr/bin/buildkitd"}, Env: []string{debianPath}, WorkingDir: "/"},
+		layers: [][]file{files},
+	}, nil
 }
 
 // program is an image with one static program and nothing else.

@@ -26,11 +26,12 @@ const (
 	webhookToArgoCD = "http://argocd-server.argocd.svc/api/webhook"
 )
 
-// The Secrets that hold what Gitea gave.
+// The Secrets in the namespace gitea that hold what it gave, each under "token".
 const (
-	adminSecret  = "gitea-admin" // in gitea: token
-	readerSecret = "gitea-reader"
-	writerSecret = "gitea-writer"
+	adminSecret = "gitea-admin"
+	// ReaderSecret and WriterSecret hold the bots' tokens.
+	ReaderSecret = "gitea-reader"
+	WriterSecret = "gitea-writer"
 )
 
 // seed brings Gitea to what production has: two repositories, two bots, and
@@ -58,10 +59,10 @@ func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err er
 		scope        gitea.AccessTokenScope
 		repos        map[string]gitea.AccessMode
 	}{
-		{parts.ReaderName, readerSecret, "read:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeRead, AppsRepo: gitea.AccessModeRead}},
-		{parts.WriterName, writerSecret, "write:repository", map[string]gitea.AccessMode{AppsRepo: gitea.AccessModeWrite}},
+		{parts.ReaderName, ReaderSecret, "read:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeRead, AppsRepo: gitea.AccessModeRead}},
+		{parts.WriterName, WriterSecret, "write:repository", map[string]gitea.AccessMode{AppsRepo: gitea.AccessModeWrite}},
 	} {
-		token, err := p.secret(ctx, "gitea", bot.secret, "token")
+		token, err := p.Secret(ctx, "gitea", bot.secret, "token")
 		if err != nil {
 			return changed, err
 		}
@@ -69,7 +70,8 @@ func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err er
 			if token, err = admin.CreateUser(ctx, bot.user, bot.scope); err != nil {
 				return changed, err
 			}
-			if err := note(true, bot.user, p.setSecret(ctx, "gitea", bot.secret, nil, map[string]string{"token": token.Reveal()})); err != nil {
+			_, err := p.SetSecret(ctx, "gitea", bot.secret, nil, map[string]string{"token": token.Reveal()})
+			if err := note(true, bot.user, err); err != nil {
 				return changed, err
 			}
 		}
@@ -81,9 +83,10 @@ func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err er
 		if bot.user == parts.ReaderName {
 			// Argo CD reads the repositories as this bot.
 			for name, repo := range map[string]string{"repo-apps": AppsRepo, "repo-source": SourceRepo} {
-				if err := p.setSecret(ctx, nsArgoCD, name, map[string]string{"argocd.argoproj.io/secret-type": "repository"}, map[string]string{
+				did, err := p.SetSecret(ctx, nsArgoCD, name, map[string]string{"argocd.argoproj.io/secret-type": "repository"}, map[string]string{
 					"type": "git", "url": GiteaURL + "/" + repo + ".git", "username": bot.user, "password": token.Reveal(),
-				}); err != nil {
+				})
+				if err := note(did, name, err); err != nil {
 					return changed, err
 				}
 			}
@@ -101,7 +104,7 @@ func (p Platform) Admin(ctx context.Context) (admin giteaadmin.Admin, stop func(
 }
 
 func (p Platform) admin(ctx context.Context) (admin giteaadmin.Admin, stop func(), created bool, err error) {
-	token, err := p.secret(ctx, "gitea", adminSecret, "token")
+	token, err := p.Secret(ctx, "gitea", adminSecret, "token")
 	if err != nil {
 		return admin, nil, false, err
 	}
@@ -119,7 +122,7 @@ func (p Platform) admin(ctx context.Context) (admin giteaadmin.Admin, stop func(
 			return admin, nil, false, errors.New("creating Gitea's administrator: it printed no token")
 		}
 		token, created = secret.New(found), true
-		if err := p.setSecret(ctx, "gitea", adminSecret, nil, map[string]string{"token": found}); err != nil {
+		if _, err := p.SetSecret(ctx, "gitea", adminSecret, nil, map[string]string{"token": found}); err != nil {
 			return admin, nil, true, err
 		}
 	}
@@ -190,8 +193,8 @@ func (p Platform) appOfApps(ctx context.Context, log io.Writer) (bool, error) {
 	return p.Kubectl.Apply(ctx, log, objects)
 }
 
-// secret gives one value of a Secret, zero when there is none.
-func (p Platform) secret(ctx context.Context, namespace, name, key string) (secret.Secret, error) {
+// Secret gives one value of a Secret, zero when there is none.
+func (p Platform) Secret(ctx context.Context, namespace, name, key string) (secret.Secret, error) {
 	out, err := p.Kubectl.Run(ctx, nil, "get", "secret", "-n", namespace, name, "--ignore-not-found", "-o", "json")
 	if err != nil || out == "" {
 		return secret.Secret{}, err
@@ -203,12 +206,21 @@ func (p Platform) secret(ctx context.Context, namespace, name, key string) (secr
 	return secret.New(string(s.Data[key])), nil
 }
 
-// setSecret writes a Secret; its values go through stdin only.
-func (p Platform) setSecret(ctx context.Context, namespace, name string, labels, values map[string]string) error {
-	_, err := p.Kubectl.Apply(ctx, io.Discard, []object{{
+// SetSecret writes a Secret; its values go through stdin only.
+func (p Platform) SetSecret(ctx context.Context, namespace, name string, labels, values map[string]string) (changed bool, err error) {
+	return p.Kubectl.Apply(ctx, io.Discard, []object{{
 		"apiVersion": "v1", "kind": "Secret",
-		"metadata":   object{"name": name, "namespace": namespace, "labels": labels},
-		"stringData": values,
+		"metadata": object{"name": name, "namespace": namespace, "labels": labels},
+		"data":     encoded(values),
 	}})
-	return err
+}
+
+// encoded gives the values as the API server keeps them, so that it can be told
+// whether they changed.
+func encoded(values map[string]string) map[string][]byte {
+	data := map[string][]byte{}
+	for key, value := range values {
+		data[key] = []byte(value) // JSON has it in base64
+	}
+	return data
 }

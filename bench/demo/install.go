@@ -1,0 +1,191 @@
+// Package demo installs the factory into the bench's cluster and shows a git push
+// become a pod that runs that commit.
+package demo
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"code.gitea.io/sdk/gitea"
+
+	"fabrique/bench/action"
+	"fabrique/bench/images"
+	"fabrique/bench/kubectl"
+	"fabrique/bench/platform"
+	"fabrique/eventsources"
+	"fabrique/manifests/zone"
+	"fabrique/steps/config"
+)
+
+// Demo is the factory on one cluster.
+type Demo struct {
+	platform.Platform
+	Registry string // where registry:80 answers on this machine
+	Fabrique string // the program
+	Dir      string // for fabrique.yaml and the clones
+}
+
+// Install gives the actions that install the factory. A second run changes
+// nothing.
+func (d Demo) Install() []action.Action {
+	return []action.Action{
+		{Name: "factory images", Do: d.images},
+		{Name: "fabrique apply", Do: d.apply},
+		{Name: "secrets", Do: d.secrets},
+		{Name: "webhook #2", Do: d.webhook},
+		{Name: "projects", Do: d.projects},
+		{Name: "factory ready", Do: d.ready},
+	}
+}
+
+// refs names the images of the configuration.
+var refs = []struct{ field, repository string }{
+	{"reconcileHead", "fabrique/reconcile-head"}, {"cloneAtSHA", "fabrique/clone-at-sha"},
+	{"buildkitBuild", "fabrique/buildkit-build"}, {"digestInspect", "fabrique/digest-inspect"},
+	{"giteaWriteback", "fabrique/gitea-writeback"}, {"buildkitd", "fabrique/buildkitd"},
+}
+
+// images pushes what the factory runs and writes its configuration.
+func (d Demo) images(ctx context.Context, log io.Writer) (changed bool, err error) {
+	digests := map[string]string{}
+	for _, image := range append(images.Steps(), images.Buildkitd) {
+		ref, pushed, err := image.PushNew(ctx, d.Registry)
+		if err != nil {
+			return changed, err
+		}
+		fmt.Fprintln(log, ref, pushed)
+		changed = changed || pushed
+		repository, _, _ := strings.Cut(image.Name, ":")
+		_, digests[repository], _ = strings.Cut(ref, "@")
+	}
+	text := fmt.Sprintf(`gitea:
+  url: %s
+source:
+  repository: %s
+apps:
+  repository: %s
+registry:
+  address: registry:80
+  plainHTTP: true
+builder:
+  timeout: 30m
+author:
+  name: Fabrique
+  email: fabrique@example.org
+cluster:
+  eventBus: {version: "%s", storage: 1Gi}
+  images:
+`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, platform.BusVersion)
+	for _, r := range refs {
+		text += fmt.Sprintf("    %s: registry:80/%s@%s\n", r.field, r.repository, digests[r.repository])
+	}
+	if err := os.MkdirAll(d.Dir, 0o700); err != nil {
+		return changed, err
+	}
+	return changed, os.WriteFile(d.config(), []byte(text), 0o600)
+}
+
+func (d Demo) config() string { return filepath.Join(d.Dir, config.FileName) }
+
+func (d Demo) apply(ctx context.Context, log io.Writer) (bool, error) {
+	cmd := exec.CommandContext(ctx, d.Fabrique, "apply", "--config", d.config(), "--kubeconfig", d.Kubectl.Kubeconfig)
+	out, err := cmd.CombinedOutput()
+	log.Write(out)
+	if err != nil {
+		return true, fmt.Errorf("running fabrique apply: %w", err)
+	}
+	return string(out[max(0, len(out)-len("\nunchanged\n")):]) != "\nunchanged\n", nil
+}
+
+// secrets brings the bots' tokens to where the factory reads them, and makes the
+// webhook's secret.
+func (d Demo) secrets(ctx context.Context, _ io.Writer) (changed bool, err error) {
+	for from, to := range map[string]string{platform.ReaderSecret: zone.ReaderSecret, platform.WriterSecret: zone.WriterSecret} {
+		token, err := d.Secret(ctx, "gitea", from, "token")
+		if err != nil {
+			return changed, err
+		}
+		did, err := d.SetSecret(ctx, zone.Workflows, to, nil, map[string]string{"token": token.Reveal()})
+		changed = changed || did
+		if err != nil {
+			return changed, err
+		}
+	}
+	there, err := d.Secret(ctx, zone.Events, zone.WebhookSecret, "secret")
+	if err != nil || !there.IsZero() {
+		return changed, err
+	}
+	return d.SetSecret(ctx, zone.Events, zone.WebhookSecret, nil, map[string]string{"secret": rand.Text()})
+}
+
+func (d Demo) webhook(ctx context.Context, _ io.Writer) (bool, error) {
+	admin, stop, err := d.Admin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer stop()
+	client, err := admin.Client(ctx, admin.Token)
+	if err != nil {
+		return false, err
+	}
+	url := fmt.Sprintf("http://%s.%s.svc:%d%s", eventsources.Service, zone.Events, eventsources.Port, eventsources.Endpoint)
+	owner, name, _ := strings.Cut(platform.SourceRepo, "/")
+	hooks, _, err := client.ListRepoHooks(owner, name, gitea.ListHooksOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing the webhooks of %s: %w", platform.SourceRepo, err)
+	}
+	for _, h := range hooks {
+		if h.Config["url"] == url {
+			return false, nil
+		}
+	}
+	secret, err := d.Secret(ctx, zone.Events, zone.WebhookSecret, "secret")
+	if err != nil {
+		return false, err
+	}
+	_, _, err = client.CreateRepoHook(owner, name, gitea.CreateHookOption{
+		Type: gitea.HookTypeGitea, Events: []string{"push"}, Active: true,
+		Config: map[string]string{"url": url, "content_type": "json", "secret": secret.Reveal()},
+	})
+	return true, err
+}
+
+// projects makes what the sample's records name: a project and a namespace.
+func (d Demo) projects(ctx context.Context, log io.Writer) (bool, error) {
+	objects, err := kubectl.Objects([]byte(`
+apiVersion: argoproj.io/v1alpha1
+kind: AppProject
+metadata: {name: dataops, namespace: argocd}
+spec:
+  sourceRepos: ["*"]
+  destinations: [{server: "*", namespace: "*"}]
+  clusterResourceWhitelist: [{group: "", kind: Namespace}]
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: web, labels: {pod-security.kubernetes.io/enforce: restricted}}
+`), nil)
+	if err != nil {
+		return false, err
+	}
+	return d.Kubectl.Apply(ctx, log, objects)
+}
+
+// ready waits until an event could be received and a build could begin.
+func (d Demo) ready(ctx context.Context, log io.Writer) (bool, error) {
+	if out, err := d.Kubectl.Run(ctx, nil, "wait", "--for=condition=Deployed", "--timeout=180s", "-n", zone.Events, "eventbus/default", "eventsource/"+eventsources.Name, "sensor/gitea-push"); err != nil {
+		return true, fmt.Errorf("%w\n%s", err, out)
+	}
+	return d.Ready("factory ready", zone.Events, zone.Builder).Do(ctx, log)
+}
+
+// answer asks a service of the cluster, through the API server.
+func (d Demo) answer(ctx context.Context, namespace, service, path string) (string, error) {
+	return d.Kubectl.Run(ctx, nil, "get", "--raw", "/api/v1/namespaces/"+namespace+"/services/"+service+"/proxy"+path)
+}
