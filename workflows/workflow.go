@@ -195,7 +195,7 @@ func (g generator) publish() argo.Template {
 	}, "image", "context", "dockerfile", "buildArgs", "target")
 	t.Container.Env = append(t.Container.Env, corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")})
 	g.token(&t, zone.WriterSecret)
-	output(&t, "status")
+	output(&t, "result")
 	return t
 }
 
