@@ -48,6 +48,14 @@ fuzz: ## Run every fuzz target for FUZZTIME
 	  done; \
 	done
 
+.PHONY: demo
+demo: build ## Bring up the cluster, install the factory, push, and watch the push become a pod
+	bin/bench demo
+
+.PHONY: bench
+bench: build ## Prove the gates on the cluster: ten pushes, a new app, no events; results in bin/gates.json
+	bin/bench gates --json bin/gates.json
+
 .PHONY: bench-up
 bench-up: build ## Bring up the cluster; the first time this compiles for most of an hour
 	bin/bench up

@@ -25,7 +25,7 @@ func main() {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(installCommand(), upCommand(), checkCommand(), downCommand(), statusCommand(), soakCommand(), demoCommand(), tryCommand(), stepsCommand())
+	root.AddCommand(installCommand(), upCommand(), checkCommand(), downCommand(), statusCommand(), soakCommand(), demoCommand(), gatesCommand(), tryCommand(), stepsCommand())
 	root.AddCommand(imagesCommand())
 	err := root.ExecuteContext(ctx)
 	stop()

@@ -52,7 +52,7 @@ func (d Demo) Run(ctx context.Context, out io.Writer) error {
 	var pushes []Push
 	for i := range 2 {
 		greeting := fmt.Sprintf("Push %d at %s", i+1, time.Now().Format("15:04:05"))
-		p, err := d.push(ctx, out, work, greeting)
+		p, err := d.push(ctx, out, work, "hello", greeting)
 		if err != nil {
 			return err
 		}
@@ -61,11 +61,12 @@ func (d Demo) Run(ctx context.Context, out io.Writer) error {
 	return table(out, pushes)
 }
 
-// push commits another greeting for the app hello and waits until its pods say it.
-func (d Demo) push(ctx context.Context, out io.Writer, work clones, greeting string) (Push, error) {
+// push commits another greeting for an app that serves a page and waits until its
+// pods say it.
+func (d Demo) push(ctx context.Context, out io.Writer, work clones, app, greeting string) (Push, error) {
 	dir := work.dir(platform.SourceRepo)
-	page := "<!doctype html>\n<title>hello</title>\n<p>" + greeting + "</p>\n"
-	if err := os.WriteFile(filepath.Join(dir, "web", "hello", "index.html"), []byte(page), 0o644); err != nil {
+	page := "<!doctype html>\n<title>" + app + "</title>\n<p>" + greeting + "</p>\n"
+	if err := os.WriteFile(filepath.Join(dir, "web", app, "index.html"), []byte(page), 0o644); err != nil {
 		return Push{}, err
 	}
 	if err := work.commit(dir, greeting); err != nil {
@@ -87,10 +88,10 @@ func (d Demo) push(ctx context.Context, out io.Writer, work clones, greeting str
 	}
 	fmt.Fprintf(out, "\ngit push %s %q\n", revision[:12], greeting)
 	reached("pushed")
-	w := watch{d: d, name: "push-" + revision, app: "hello", seen: map[string]bool{}}
-	for deadline := time.Now().Add(10 * time.Minute); ; {
+	w := watch{d: d, name: "push-" + revision, seen: map[string]bool{}}
+	for deadline := time.Now().Add(20 * time.Minute); ; {
 		if time.Now().After(deadline) {
-			return p, fmt.Errorf("the push %s did not come to life within 10 minutes: %s", revision[:12], w.last)
+			return p, fmt.Errorf("the push %s did not come to life within 20 minutes: %s", revision[:12], w.last)
 		}
 		stages, err := w.next(ctx)
 		if err != nil {
@@ -99,9 +100,9 @@ func (d Demo) push(ctx context.Context, out io.Writer, work clones, greeting str
 		for _, s := range stages {
 			reached(s)
 		}
-		if answer, err := d.answer(ctx, "web", "hello", "/"); err == nil && strings.Contains(answer, greeting) {
+		if answer, err := d.answer(ctx, "web", app, "/"); err == nil && strings.Contains(answer, greeting) {
 			reached("its pod answers")
-			return p, d.runs(ctx, revision)
+			return p, d.runs(ctx, app, revision)
 		}
 		select {
 		case <-ctx.Done():
@@ -112,7 +113,7 @@ func (d Demo) push(ctx context.Context, out io.Writer, work clones, greeting str
 }
 
 // runs checks that the record and the pods name one digest, and the commit.
-func (d Demo) runs(ctx context.Context, revision string) error {
+func (d Demo) runs(ctx context.Context, name, revision string) error {
 	var app struct {
 		Metadata struct{ Annotations map[string]string }
 		Spec     struct {
@@ -122,13 +123,13 @@ func (d Demo) runs(ctx context.Context, revision string) error {
 			}
 		}
 	}
-	if err := d.Kubectl.Get(ctx, &app, "application", "hello", "-n", "argocd"); err != nil {
+	if err := d.Kubectl.Get(ctx, &app, "application", name, "-n", "argocd"); err != nil {
 		return err
 	}
 	if got := app.Metadata.Annotations["fabrique/revision"]; got != revision || app.Spec.Source.TargetRevision != revision {
 		return fmt.Errorf("the pod answers, but the record is at %q and %q, not at %s", got, app.Spec.Source.TargetRevision, revision)
 	}
-	images, err := d.Kubectl.Run(ctx, nil, "get", "pods", "-n", "web", "-l", "app.kubernetes.io/name=hello", "-o", "jsonpath={.items[*].spec.containers[*].image}")
+	images, err := d.Kubectl.Run(ctx, nil, "get", "pods", "-n", "web", "-l", "app.kubernetes.io/name="+name, "-o", "jsonpath={.items[*].spec.containers[*].image}")
 	if err != nil {
 		return err
 	}
@@ -143,10 +144,10 @@ func (d Demo) runs(ctx context.Context, revision string) error {
 
 // watch follows one Workflow.
 type watch struct {
-	d         Demo
-	name, app string
-	seen      map[string]bool
-	last      string
+	d    Demo
+	name string
+	seen map[string]bool
+	last string
 }
 
 // next gives what was reached since the last call. A failed Workflow is an error.
