@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 
 	"sigs.k8s.io/yaml"
 
@@ -59,9 +57,8 @@ func Objects(c config.Config) ([]map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	delete(groups, examples)
 	var all []map[string]any
-	for _, path := range slices.Sorted(maps.Keys(groups)) {
+	for _, path := range order {
 		for _, o := range groups[path] {
 			plain, err := Plain(o)
 			if err != nil {
@@ -71,6 +68,13 @@ func Objects(c config.Config) ([]map[string]any, error) {
 		}
 	}
 	return all, nil
+}
+
+// order lists the files that are applied: a namespace first, and what acts on
+// others last.
+var order = []string{
+	"manifests/zones.yaml", "manifests/eventbus.yaml", "manifests/buildkitd.yaml",
+	"workflows/workflowtemplate.yaml", "eventsources/eventsource.yaml", "sensors/sensor.yaml",
 }
 
 const examples = "manifests/secrets.yaml.example"
@@ -88,9 +92,9 @@ func groups(c config.Config) (map[string][]any, error) {
 		return nil, err
 	}
 	return map[string][]any{
-		"manifests/1-zones.yaml":          zone.Objects(),
-		"manifests/2-eventbus.yaml":       bus.Objects(c),
-		"manifests/3-buildkitd.yaml":      daemon,
+		"manifests/zones.yaml":            zone.Objects(),
+		"manifests/eventbus.yaml":         bus.Objects(c),
+		"manifests/buildkitd.yaml":        daemon,
 		examples:                          zone.Examples(),
 		"sensors/sensor.yaml":             sensor,
 		"eventsources/eventsource.yaml":   eventsources.Objects(c),

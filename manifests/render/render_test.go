@@ -3,6 +3,7 @@ package render
 import (
 	"bytes"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,6 +104,20 @@ func TestBranchIsQuotedAndAnchored(t *testing.T) {
 	filters := spec["dependencies"].([]any)[0].(map[string]any)["filters"].(map[string]any)["data"].([]any)
 	want := []any{`^refs/heads/release-1\.2$`}
 	if diff := cmp.Diff(want, filters[0].(map[string]any)["value"]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What is written is also applied, but the examples.
+func TestEverythingIsApplied(t *testing.T) {
+	files, err := Files(configured(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := slices.Sorted(maps.Keys(files))
+	applied := append(slices.Clone(order), examples)
+	slices.Sort(applied)
+	if diff := cmp.Diff(written, applied); diff != "" {
 		t.Error(diff)
 	}
 }
