@@ -33,8 +33,9 @@ func Objects(c config.Config) []any {
 		Spec: events.EventSourceSpec{
 			Service: &events.Service{Ports: []corev1.ServicePort{{Name: "http", Port: Port, TargetPort: intstr.FromInt32(Port)}}},
 			Template: &events.Template{
-				SecurityContext: zone.PodSecurity(),
-				Container:       &events.Container{SecurityContext: zone.ContainerSecurity()},
+				ServiceAccountName: zone.BusAccount,
+				SecurityContext:    zone.PodSecurity(),
+				Container:          &events.Container{SecurityContext: zone.ContainerSecurity()},
 			},
 			Github: map[string]events.GithubEventSource{Event: {
 				Webhook: &events.WebhookContext{Endpoint: Endpoint, Port: "12000", Method: "POST", MaxPayloadSize: &limit},

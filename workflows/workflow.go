@@ -156,7 +156,7 @@ func (g generator) build() argo.Template {
 	mount(clone, "tmp", "/tmp")
 	mount(clone, "token", tokenDir)
 	mount(clone, "out", "/out")
-	t.Volumes = append(t.Volumes, tokenVolume(zone.ReaderSecret))
+	t.Volumes = append(t.Volumes, secretVolume("token", zone.ReaderSecret))
 	t.InitContainers = []argo.UserContainer{{Container: *clone}}
 	return t
 }
@@ -188,13 +188,17 @@ func (g generator) publish() argo.Template {
 	t := g.step("publish", "gitea-writeback", g.Cluster.Images.GiteaWriteback, g.Timeouts.WriteBack,
 		"--gitea-url", g.Gitea.URL, "--apps-repository", string(g.Apps.Repository), "--apps-branch", string(g.Apps.Branch),
 		"--source-repository", string(g.Source.Repository), "--source-branch", string(g.Source.Branch),
-		"--author-name", g.Author.Name, "--author-email", g.Author.Email, "--token-file", tokenFile)
+		"--author-name", g.Author.Name, "--author-email", g.Author.Email,
+		"--token-file", tokenFile, "--reader-token-file", readerTokenFile)
 	inputs(&t, map[string]string{
 		"FABRIQUE_APP": "app", "FABRIQUE_RECORD": "record", "FABRIQUE_REVISION": "revision",
 		"FABRIQUE_SOURCE_KEY": "sourceKey", "FABRIQUE_DIGEST": "digest",
 	}, "image", "context", "dockerfile", "buildArgs", "target")
 	t.Container.Env = append(t.Container.Env, corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")})
 	g.token(&t, zone.WriterSecret)
+	// The writer may not read the source, and which commit is newer is told there.
+	mount(t.Container, "reader-token", readerTokenDir)
+	t.Volumes = append(t.Volumes, secretVolume("reader-token", zone.ReaderSecret))
 	output(&t, "result")
 	return t
 }
@@ -209,7 +213,7 @@ func (g generator) step(name, program, image string, timeout time.Duration, args
 		Name: name, Container: container, Volumes: []corev1.Volume{empty("out")}, ActiveDeadlineSeconds: &deadline,
 		RetryStrategy: &argo.RetryStrategy{
 			Limit: &limit, RetryPolicy: argo.RetryPolicyAlways,
-			Backoff: &argo.Backoff{Duration: "5s", Factor: &factor, MaxDuration: "5m"},
+			Backoff: &argo.Backoff{Duration: "5s", Factor: &factor},
 			// Exit codes 2 (bad input) and 3 (the source is at fault) come again with every
 			// try. The message tells those of a container before the main one.
 			Expression: `!(lastRetry.exitCode in ["2", "3"]) && !(lastRetry.message matches "exit code [23]\\)")`,
@@ -235,17 +239,19 @@ func (g generator) container(name, program, image string, timeout time.Duration,
 }
 
 const (
-	tokenDir  = "/run/secrets/gitea"
-	tokenFile = tokenDir + "/token"
+	tokenDir        = "/run/secrets/gitea"
+	tokenFile       = tokenDir + "/token"
+	readerTokenDir  = "/run/secrets/gitea-reader"
+	readerTokenFile = readerTokenDir + "/token"
 )
 
 func (g generator) token(t *argo.Template, secret string) {
 	mount(t.Container, "token", tokenDir)
-	t.Volumes = append(t.Volumes, tokenVolume(secret))
+	t.Volumes = append(t.Volumes, secretVolume("token", secret))
 }
 
-func tokenVolume(secret string) corev1.Volume {
-	return corev1.Volume{Name: "token", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secret}}}
+func secretVolume(name, secret string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secret}}}
 }
 
 func empty(name string) corev1.Volume {
@@ -253,7 +259,7 @@ func empty(name string) corev1.Volume {
 }
 
 func mount(c *corev1.Container, name, path string) {
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path, ReadOnly: name == "token"})
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path, ReadOnly: strings.HasSuffix(name, "token")})
 }
 
 // inputs declares a template's parameters and hands those in env to the container,

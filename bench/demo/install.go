@@ -187,5 +187,5 @@ func (d Demo) ready(ctx context.Context, log io.Writer) (bool, error) {
 
 // answer asks a service of the cluster, through the API server.
 func (d Demo) answer(ctx context.Context, namespace, service, path string) (string, error) {
-	return d.Kubectl.Run(ctx, nil, "get", "--raw", "/api/v1/namespaces/"+namespace+"/services/"+service+"/proxy"+path)
+	return d.Kubectl.Run(ctx, nil, "get", "--raw", "/api/v1/namespaces/"+namespace+"/services/"+service+":http/proxy"+path)
 }

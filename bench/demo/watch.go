@@ -88,7 +88,7 @@ func (d Demo) push(ctx context.Context, out io.Writer, work clones, app, greetin
 	}
 	fmt.Fprintf(out, "\ngit push %s %q\n", revision[:12], greeting)
 	reached("pushed")
-	w := watch{d: d, name: "push-" + revision, seen: map[string]bool{}}
+	w := watch{d: d, name: "push-" + revision, app: app, seen: map[string]bool{}}
 	for deadline := time.Now().Add(20 * time.Minute); ; {
 		if time.Now().After(deadline) {
 			return p, fmt.Errorf("the push %s did not come to life within 20 minutes: %s", revision[:12], w.last)
@@ -100,9 +100,13 @@ func (d Demo) push(ctx context.Context, out io.Writer, work clones, app, greetin
 		for _, s := range stages {
 			reached(s)
 		}
-		if answer, err := d.answer(ctx, "web", app, "/"); err == nil && strings.Contains(answer, greeting) {
+		answer, err := d.answer(ctx, "web", app, "/")
+		if err == nil && strings.Contains(answer, greeting) {
 			reached("its pod answers")
 			return p, d.runs(ctx, app, revision)
+		}
+		if err != nil {
+			w.last += "; its service: " + err.Error()
 		}
 		select {
 		case <-ctx.Done():
@@ -144,10 +148,10 @@ func (d Demo) runs(ctx context.Context, name, revision string) error {
 
 // watch follows one Workflow.
 type watch struct {
-	d    Demo
-	name string
-	seen map[string]bool
-	last string
+	d         Demo
+	name, app string
+	seen      map[string]bool
+	last      string
 }
 
 // next gives what was reached since the last call. A failed Workflow is an error.
@@ -155,7 +159,7 @@ func (w *watch) next(ctx context.Context) ([]string, error) {
 	var workflow struct {
 		Status struct {
 			Phase, Message string
-			Nodes          map[string]struct{ DisplayName, TemplateName, Type, Phase, Message string }
+			Nodes          map[string]node
 		}
 	}
 	out, err := w.d.Kubectl.Run(ctx, nil, "get", "workflow", "-n", zone.Workflows, w.name, "--ignore-not-found", "-o", "json")
@@ -178,22 +182,41 @@ func (w *watch) next(ctx context.Context) ([]string, error) {
 		{"plan", "planned: what is due is known"}, {"build", "built and pushed"}, {"inspect", "digest read from the registry"}, {"publish", "written into the record"},
 	} {
 		for _, n := range workflow.Status.Nodes {
-			if n.TemplateName == step.template && n.Type == "Pod" && n.Phase == "Succeeded" {
+			if n.TemplateName == step.template && n.Type == "Pod" && n.Phase == "Succeeded" && (step.template == "plan" || n.app() == w.app) {
 				once(step.name)
 			}
 		}
 	}
 	w.last = "the Workflow is " + workflow.Status.Phase
-	if workflow.Status.Phase == "Failed" || workflow.Status.Phase == "Error" {
-		message := workflow.Status.Message
-		for _, n := range workflow.Status.Nodes {
-			if n.Type == "Pod" && n.Message != "" {
-				message += "\n" + n.DisplayName + ": " + n.Message
-			}
+	// Another app's failure is not this one's.
+	failed := ""
+	for _, n := range workflow.Status.Nodes {
+		if n.Type == "Pod" && (n.Phase == "Failed" || n.Phase == "Error") && (n.TemplateName == "plan" || n.app() == w.app) {
+			failed += "\n" + n.DisplayName + ": " + n.Message
 		}
-		return reached, errors.New("the Workflow failed: " + message)
+	}
+	if failed != "" && (workflow.Status.Phase == "Failed" || workflow.Status.Phase == "Error") {
+		return reached, errors.New("the Workflow failed: " + workflow.Status.Message + failed)
 	}
 	return reached, nil
+}
+
+// node is one step of a Workflow as its status tells it.
+type node struct {
+	DisplayName, TemplateName, Type, Phase, Message string
+	Inputs                                          struct {
+		Parameters []struct{ Name, Value string }
+	}
+}
+
+// app gives the app that the step was for.
+func (n node) app() string {
+	for _, p := range n.Inputs.Parameters {
+		if p.Name == "app" {
+			return p.Value
+		}
+	}
+	return ""
 }
 
 func table(out io.Writer, pushes []Push) error {

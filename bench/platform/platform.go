@@ -246,7 +246,7 @@ func (p Platform) broken(ctx context.Context, w workload) string {
 		}
 		for _, c := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
 			waiting := c.State.Waiting
-			if waiting != nil && (c.RestartCount > 2 || waiting.Reason == "InvalidImageName") {
+			if waiting != nil && (c.RestartCount > 4 || waiting.Reason == "InvalidImageName") {
 				return fmt.Sprintf("its container %s restarted %d times: %s: %s", c.Name, c.RestartCount, waiting.Reason, waiting.Message)
 			}
 		}

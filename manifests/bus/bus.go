@@ -3,6 +3,8 @@
 package bus
 
 import (
+	"strconv"
+
 	events "github.com/argoproj/argo-events/pkg/apis/events/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -28,11 +30,20 @@ func Objects(c config.Config) []any {
 		TypeMeta: zone.Type("argoproj.io/v1alpha1", "EventBus"), ObjectMeta: zone.Meta(zone.Events, Name),
 		Spec: events.EventBusSpec{JetStream: &events.JetStreamBus{
 			Version: c.Cluster.EventBus.Version, Replicas: &replicas, Settings: &settings, StreamConfig: &stream,
-			Persistence:       &events.PersistenceStrategy{AccessMode: &mode, VolumeSize: &size, StorageClassName: class(c)},
-			SecurityContext:   zone.PodSecurity(),
-			ContainerTemplate: container, ReloaderContainerTemplate: container, MetricsContainerTemplate: container,
+			MaxPayload:         payload(c.Cluster.Webhook.MaxPayloadBytes),
+			Persistence:        &events.PersistenceStrategy{AccessMode: &mode, VolumeSize: &size, StorageClassName: class(c)},
+			ServiceAccountName: zone.BusAccount,
+			SecurityContext:    zone.PodSecurity(),
+			ContainerTemplate:  container, ReloaderContainerTemplate: container, MetricsContainerTemplate: container,
 		}},
 	}}
+}
+
+// payload gives the size of the largest message: a delivery with its headers, which
+// an EventSource writes around the body.
+func payload(delivery int64) *string {
+	size := strconv.FormatInt(delivery+(64<<10), 10)
+	return &size
 }
 
 // class gives the configured StorageClass, nil for the cluster's default.

@@ -24,6 +24,7 @@ const (
 	WorkflowAccount = "workflow" // of the steps; may do nothing
 	ExecutorAccount = "executor" // of Argo's container beside a step
 	SensorAccount   = "sensor"   // creates Workflows
+	BusAccount      = "bus"      // of EventBus and EventSource; may do nothing
 )
 
 // The Secrets that the factory reads; fabrique writes no secret, only examples.
@@ -87,7 +88,7 @@ func Objects() []any {
 		namespace, name string
 		mounted         bool
 	}{
-		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Events, SensorAccount, true},
+		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Events, SensorAccount, true}, {Events, BusAccount, false},
 	} {
 		objects = append(objects, &corev1.ServiceAccount{
 			TypeMeta: Type("v1", "ServiceAccount"), ObjectMeta: Meta(a.namespace, a.name), AutomountServiceAccountToken: &a.mounted,

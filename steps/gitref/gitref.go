@@ -78,8 +78,8 @@ func ParsePath(s string) (Path, error) {
 		return "", step.Invalidf("parsing the path %q: want 1 to 1024 characters", step.Clip(s))
 	}
 	for _, r := range s {
-		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\\' || r == ',' || r == utf8.RuneError {
-			return "", step.Invalidf("parsing the path %q: control characters, back slashes and commas are not allowed", step.Clip(s))
+		if !unicode.IsPrint(r) || r == '\\' || r == ',' || r == utf8.RuneError {
+			return "", step.Invalidf("parsing the path %q: what cannot be printed, back slashes and commas are not allowed", step.Clip(s))
 		}
 	}
 	if path.IsAbs(s) {

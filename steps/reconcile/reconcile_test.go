@@ -582,7 +582,7 @@ func TestFilesThatAreNotTaken(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"good": "due: never built"}, verdicts(plan)); diff != "" {
 		t.Error(diff)
 	}
-	const not = `: control characters, back slashes and commas are not allowed; rename the file`
+	const not = `: what cannot be printed, back slashes and commas are not allowed; rename the file`
 	if diff := cmp.Diff(map[string]string{
 		"large.yaml":         "it has 1048577 bytes, at most 1048576 are allowed; split the file, or move what is no record to another folder",
 		"comma":              `parsing the path "a,b.yaml"` + not,
