@@ -31,10 +31,11 @@ test: verify install ## Run every check and test against the real parts
 	$(GO) test -race -count 1 -timeout 40m ./...
 
 .PHONY: verify
-verify: ## Check formatting, vet and the module file
+verify: ## Check formatting, vet, the module file and the generated manifests
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo 'run gofmt -w on these files'; exit 1; }
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
+	$(GO) test ./manifests/render
 
 .PHONY: golden
 golden: install ## Write the golden files anew; look at the diff
