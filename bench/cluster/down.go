@@ -86,7 +86,7 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 	for _, e := range entries {
 		proc := filepath.Join("/proc", e.Name())
 		groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
-		if err != nil || !ours(string(groups)) {
+		if err != nil || !ours(string(groups)) || ended(proc) {
 			continue
 		}
 		name, _ := os.ReadFile(filepath.Join(proc, "comm"))
@@ -145,6 +145,15 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 // nodes. There may be other nodes, of tests.
 func ours(path string) bool {
 	return slices.ContainsFunc(machines, func(m machine) bool { return strings.Contains(path, node.Prefix+m.name) })
+}
+
+// ended tells of a process that only waits for its parent to ask how it ended; the
+// parent of a killed run's is this machine's first process.
+func ended(proc string) bool {
+	stat, err := os.ReadFile(filepath.Join(proc, "stat"))
+	// proc_pid_stat(5): the state stands behind the name, which may hold anything.
+	state := strings.TrimSpace(string(stat[strings.LastIndex(string(stat), ")")+1:]))
+	return err != nil || strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
 }
 
 // Describe gives one line per kind of leftovers, in a fixed order, and whether
