@@ -23,8 +23,8 @@ func soakCommand() *cobra.Command {
 		Use:   "soak",
 		Short: "Bring the cluster up and down again and again, and kill bench up at random moments",
 		Long: `Runs up, up again (which is to change nothing), check and down --rounds times in a row, then kills "bench up" --kills times at a random moment
-and runs down and up after it. Ends at the first failure; each "down" counts what it left. Takes about 4 minutes
-a round. There must be no cluster when it begins.`,
+and runs down and up after it. Ends at the first failure; each "down" counts what it left. A round takes
+4 minutes, a kill 2. There must be no cluster when it begins.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := cluster.Default()
