@@ -136,7 +136,7 @@ func (g generator) app() argo.Template {
 // writer's token is near.
 func (g generator) build() argo.Template {
 	t := g.step("build", "buildkit-build", g.Cluster.Images.BuildkitBuild, g.Builder.Timeout+g.Timeouts.Clone,
-		"--address", buildkitd.Address, "--dir", "/work/clone/tree", "--timeout", g.Builder.Timeout.String(),
+		"--address", buildkitd.Address, "--dir", "/workspace/clone/tree", "--timeout", g.Builder.Timeout.String(),
 		"--platform", string(g.Builder.Platform), "--cache", g.Builder.Cache, "--frontends", frontends(g.Builder.Frontends))
 	if g.Registry.PlainHTTP {
 		t.Container.Args = append(t.Container.Args, "--plain-http")
@@ -146,13 +146,13 @@ func (g generator) build() argo.Template {
 		"FABRIQUE_TARGET": "target", "FABRIQUE_REVISION": "revision", "FABRIQUE_SOURCE_KEY": "sourceKey",
 	}, "app", "record", "image")
 	t.Container.Env = append(t.Container.Env, corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")})
-	mount(t.Container, "work", "/work")
+	mount(t.Container, "work", "/workspace")
 	mount(t.Container, "tmp", "/tmp")
 	t.Volumes = append(t.Volumes, empty("work"), empty("tmp"))
 	clone := g.container("clone", "clone-at-sha", g.Cluster.Images.CloneAtSHA, g.Timeouts.Clone,
-		"--url", g.SourceURL(), "--dir", "/work/clone", "--token-file", tokenFile, "--path="+input("context"))
+		"--url", g.SourceURL(), "--dir", "/workspace/clone", "--token-file", tokenFile, "--path="+input("context"))
 	clone.Env = []corev1.EnvVar{{Name: "FABRIQUE_REVISION", Value: input("revision")}}
-	mount(clone, "work", "/work")
+	mount(clone, "work", "/workspace")
 	mount(clone, "tmp", "/tmp")
 	mount(clone, "token", tokenDir)
 	mount(clone, "out", "/out")
