@@ -14,6 +14,7 @@ import (
 	"fabrique/manifests/zone"
 	"fabrique/steps/config"
 	"fabrique/workflows"
+	"fabrique/workflows/run"
 )
 
 // Name of the Sensor.
@@ -29,7 +30,7 @@ func Objects(c config.Config) ([]any, error) {
 		"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow",
 		"metadata": map[string]any{
 			"name": "push-", "namespace": zone.Workflows,
-			"labels": map[string]string{zone.PartOf: zone.Fabrique, workflows.CauseLabel: "push"},
+			"labels": map[string]string{zone.PartOf: zone.Fabrique, run.CauseLabel: run.Push},
 		},
 		"spec": map[string]any{
 			"workflowTemplateRef": map[string]string{"name": workflows.TemplateName},
@@ -40,6 +41,8 @@ func Objects(c config.Config) ([]any, error) {
 		return nil, fmt.Errorf("generating the Sensor: %w", err)
 	}
 	after := &events.TriggerParameterSource{DependencyName: dependency, DataKey: "body.after"}
+	// A name, and a label, has at most 63 characters; an id of SHA-256 has 64.
+	name := &events.TriggerParameterSource{DependencyName: dependency, DataTemplate: "{{ .Input.body.after | trunc 40 }}"}
 	second, factor := events.FromString("1s"), events.NewAmount("2")
 	return []any{&events.Sensor{
 		TypeMeta: zone.Type("argoproj.io/v1alpha1", "Sensor"), ObjectMeta: zone.Meta(zone.Events, Name),
@@ -56,7 +59,7 @@ func Objects(c config.Config) ([]any, error) {
 					// Values are regular expressions that match anywhere: each is anchored.
 					Data: []events.DataFilter{
 						{Path: "body.ref", Type: events.JSONTypeString, Value: []string{"^refs/heads/" + regexp.QuoteMeta(string(c.Source.Branch)) + "$"}},
-						{Path: "body.after", Type: events.JSONTypeString, Value: []string{"^[0-9a-f]{40}$"}},
+						{Path: "body.after", Type: events.JSONTypeString, Value: []string{"^([0-9a-f]{40}|[0-9a-f]{64})$"}},
 						// All zeros: the branch was deleted.
 						{Path: "body.after", Type: events.JSONTypeString, Comparator: events.NotEqualTo, Value: []string{"^0+$"}},
 					},
@@ -71,7 +74,7 @@ func Objects(c config.Config) ([]any, error) {
 						Operation: events.Patch, PatchStrategy: types.MergePatchType,
 						Source: &events.ArtifactLocation{Resource: &events.K8SResource{Value: resource}},
 						Parameters: []events.TriggerParameter{
-							{Src: after, Dest: "metadata.name", Operation: events.TriggerParameterOpAppend},
+							{Src: name, Dest: "metadata.name", Operation: events.TriggerParameterOpAppend},
 							{Src: after, Dest: "spec.arguments.parameters.0.value"},
 						},
 					},

@@ -18,6 +18,7 @@ import (
 	"fabrique/manifests/zone"
 	"fabrique/steps/config"
 	"fabrique/steps/frontend"
+	"fabrique/workflows/run"
 )
 
 // Names that others use.
@@ -26,7 +27,6 @@ const (
 	CronName          = "fabrique-head"
 	RevisionParameter = "revision" // a full commit id; empty for the head of the branch
 	AppParameter      = "app"      // one app only; empty for all
-	CauseLabel        = "fabrique/cause"
 )
 
 // How long a finished Workflow can be looked at, in seconds.
@@ -78,56 +78,88 @@ func (g generator) spec() argo.WorkflowSpec {
 		ActiveDeadlineSeconds: &limit,
 		PodGC:                 &argo.PodGC{Strategy: argo.PodGCOnPodSuccess, DeleteDelayDuration: "60s"},
 		TTLStrategy:           &argo.TTLStrategy{SecondsAfterSuccess: &succeeded, SecondsAfterFailure: &failed},
-		Templates:             []argo.Template{g.main(), g.plan(), g.app(), g.build(), g.inspect(), g.publish()},
+		// The run's verdict is the exit handler's: it ends as the run did, with the reason
+		// as its message. Argo takes a failed exit handler's message for the Workflow's, but
+		// has only "child failed" to say of a failed step.
+		OnExit: run.Report,
+		Templates: []argo.Template{
+			g.main(), g.apps(), g.plan(), g.report(run.Announce), g.app(), g.recheck(), g.build(), g.publish(), g.report(run.Report),
+		},
 	}
 }
 
+// failing lets what comes after a failed step go on.
+var failing = &argo.ContinueOn{Failed: true, Error: true}
+
 func (g generator) main() argo.Template {
+	return argo.Template{Name: "main", Steps: []argo.ParallelSteps{
+		{Steps: []argo.WorkflowStep{{Name: "apps", Template: "apps", ContinueOn: failing}}},
+	}}
+}
+
+func (g generator) apps() argo.Template {
 	arguments := argo.Arguments{}
 	for _, field := range item {
 		arguments.Parameters = append(arguments.Parameters, value(field, "{{item."+field+"}}"))
 	}
-	return argo.Template{Name: "main", Steps: []argo.ParallelSteps{
-		{Steps: []argo.WorkflowStep{{Name: "plan", Template: "plan"}}},
-		{Steps: []argo.WorkflowStep{{
-			Name: "app", Template: "app", WithParam: "{{steps.plan.outputs.parameters.due}}", Arguments: arguments,
-		}}},
+	return argo.Template{Name: "apps", Steps: []argo.ParallelSteps{
+		{Steps: []argo.WorkflowStep{{Name: "plan", Template: run.Plan}}},
+		{Steps: []argo.WorkflowStep{
+			{Name: "announce", Template: run.Announce, When: "{{steps.plan.outputs.parameters.count}} > 0", ContinueOn: failing},
+			{Name: "app", Template: run.App, WithParam: "{{steps.plan.outputs.parameters.due}}", Arguments: arguments},
+		}},
 	}}
 }
 
 // plan decides what is due: the one comparison that all ways in share.
 func (g generator) plan() argo.Template {
-	t := g.step("plan", "reconcile-head", g.Cluster.Images.ReconcileHead, g.Timeouts.Reconcile,
+	t := g.compare(run.Plan, "{{workflow.parameters."+RevisionParameter+"}}", "{{workflow.parameters."+AppParameter+"}}")
+	for _, field := range []string{"due", "count", "broken", "apps", "head", "revision", "superseded"} {
+		output(&t, field)
+	}
+	return t
+}
+
+// recheck compares once more when the app's mutex is held: another run may have
+// deployed the app meanwhile, or a newer commit come.
+func (g generator) recheck() argo.Template {
+	t := g.compare(run.Recheck, input("revision"), input("app"))
+	t.Inputs.Parameters = []argo.Parameter{{Name: "app"}, {Name: "revision"}}
+	for _, field := range []string{"count", "idle", "head", "superseded"} {
+		output(&t, field)
+	}
+	return t
+}
+
+func (g generator) compare(name, revision, app string) argo.Template {
+	t := g.step(name, "reconcile-head", g.Cluster.Images.ReconcileHead, g.Timeouts.Reconcile,
 		"--source-url", g.SourceURL(), "--source-branch", string(g.Source.Branch),
 		"--apps-url", g.AppsURL(), "--apps-branch", string(g.Apps.Branch), "--apps-path", string(g.Apps.Path),
 		"--token-file", tokenFile)
-	t.Container.Env = []corev1.EnvVar{
-		{Name: "FABRIQUE_REVISION", Value: "{{workflow.parameters." + RevisionParameter + "}}"},
-		{Name: "FABRIQUE_APP", Value: "{{workflow.parameters." + AppParameter + "}}"},
-	}
+	t.Container.Env = []corev1.EnvVar{{Name: "FABRIQUE_REVISION", Value: revision}, {Name: "FABRIQUE_APP", Value: app}}
 	g.token(&t, zone.ReaderSecret)
 	mount(t.Container, "tmp", "/tmp")
 	t.Volumes = append(t.Volumes, empty("tmp"))
-	output(&t, "due")
 	return t
 }
 
 // app builds and publishes one app; two runs never do the same app at once.
 func (g generator) app() argo.Template {
-	given := argo.Arguments{}
-	t := argo.Template{Name: "app"}
+	arguments := argo.Arguments{}
+	t := argo.Template{Name: run.App}
 	for _, field := range item {
 		t.Inputs.Parameters = append(t.Inputs.Parameters, argo.Parameter{Name: field})
-		given.Parameters = append(given.Parameters, value(field, input(field)))
+		arguments.Parameters = append(arguments.Parameters, value(field, input(field)))
 	}
 	t.Synchronization = &argo.Synchronization{Mutexes: []*argo.Mutex{{Name: "app-" + input("app")}}}
-	withDigest := given
-	withDigest.Parameters = append(given.Parameters[:len(given.Parameters):len(given.Parameters)], value("digest", "{{steps.inspect.outputs.parameters.digest}}"))
-	for _, step := range []struct {
-		name      string
-		arguments argo.Arguments
-	}{{"build", given}, {"inspect", given}, {"publish", withDigest}} {
-		t.Steps = append(t.Steps, argo.ParallelSteps{Steps: []argo.WorkflowStep{{Name: step.name, Template: step.name, Arguments: step.arguments}}})
+	still := "{{steps.recheck.outputs.parameters.count}} > 0"
+	for _, s := range []argo.WorkflowStep{
+		{Name: "recheck", Template: run.Recheck},
+		{Name: "build", Template: run.Build, When: still},
+		{Name: "publish", Template: run.Publish, When: still},
+	} {
+		s.Arguments = arguments
+		t.Steps = append(t.Steps, argo.ParallelSteps{Steps: []argo.WorkflowStep{s}})
 	}
 	return t
 }
@@ -135,8 +167,8 @@ func (g generator) app() argo.Template {
 // build fetches exactly the commit and has buildkitd build and push it. No
 // writer's token is near.
 func (g generator) build() argo.Template {
-	t := g.step("build", "buildkit-build", g.Cluster.Images.BuildkitBuild, g.Builder.Timeout+g.Timeouts.Clone,
-		"--address", buildkitd.Address, "--dir", "/workspace/clone/tree", "--timeout", g.Builder.Timeout.String(),
+	t := g.step(run.Build, "buildkit-build", g.Cluster.Images.BuildkitBuild, g.Builder.Timeout+g.Timeouts.Clone,
+		"--address", strings.Join(buildkitd.Addresses(g.Config), ","), "--dir", "/workspace/clone/tree", "--timeout", g.Builder.Timeout.String(),
 		"--platform", string(g.Builder.Platform), "--cache", g.Builder.Cache, "--frontends", frontends(g.Builder.Frontends))
 	if g.Registry.PlainHTTP {
 		t.Container.Args = append(t.Container.Args, "--plain-http")
@@ -158,6 +190,9 @@ func (g generator) build() argo.Template {
 	mount(clone, "out", "/out")
 	t.Volumes = append(t.Volumes, secretVolume("token", zone.ReaderSecret))
 	t.InitContainers = []argo.UserContainer{{Container: *clone}}
+	for _, field := range []string{"digest", "cached", "total", "reused", "builder"} {
+		output(&t, field)
+	}
 	return t
 }
 
@@ -170,38 +205,65 @@ func frontends(allowed frontend.Allowed) string {
 	return strings.Join(pairs, ",")
 }
 
-// inspect asks the registry what it has, and believes the build nothing.
-func (g generator) inspect() argo.Template {
-	t := g.step("inspect", "digest-inspect", g.Cluster.Images.DigestInspect, g.Timeouts.Inspect, "--platform", string(g.Builder.Platform))
-	if g.Registry.PlainHTTP {
-		t.Container.Args = append(t.Container.Args, "--plain-http")
-	}
-	inputs(&t, map[string]string{"FABRIQUE_REVISION": "revision", "FABRIQUE_SOURCE_KEY": "sourceKey"},
-		"app", "record", "context", "dockerfile", "image", "buildArgs", "target")
-	t.Container.Env = append(t.Container.Env, corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")})
-	output(&t, "digest")
-	return t
-}
-
-// publish writes the digest into the record; only here is the writer's token.
+// publish asks the registry what it has, believing the build nothing, and writes
+// that digest into the record. Only here, and only in the second container, is the
+// writer's token.
 func (g generator) publish() argo.Template {
-	t := g.step("publish", "gitea-writeback", g.Cluster.Images.GiteaWriteback, g.Timeouts.WriteBack,
+	t := g.step(run.Publish, "gitea-writeback", g.Cluster.Images.GiteaWriteback, g.Timeouts.WriteBack,
 		"--gitea-url", g.Gitea.URL, "--apps-repository", string(g.Apps.Repository), "--apps-branch", string(g.Apps.Branch),
 		"--source-repository", string(g.Source.Repository), "--source-branch", string(g.Source.Branch),
-		"--author-name", g.Author.Name, "--author-email", g.Author.Email,
+		"--author-name", g.Author.Name, "--author-email", g.Author.Email, "--digest-file", "/inspected/digest",
 		"--token-file", tokenFile, "--reader-token-file", readerTokenFile)
 	inputs(&t, map[string]string{
-		"FABRIQUE_APP": "app", "FABRIQUE_RECORD": "record", "FABRIQUE_REVISION": "revision",
-		"FABRIQUE_SOURCE_KEY": "sourceKey", "FABRIQUE_DIGEST": "digest",
+		"FABRIQUE_APP": "app", "FABRIQUE_RECORD": "record", "FABRIQUE_REVISION": "revision", "FABRIQUE_SOURCE_KEY": "sourceKey",
 	}, "image", "context", "dockerfile", "buildArgs", "target")
-	t.Container.Env = append(t.Container.Env, corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")})
+	image := corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")}
+	t.Container.Env = append(t.Container.Env, image)
 	g.token(&t, zone.WriterSecret)
 	// The writer may not read the source, and which commit is newer is told there.
 	mount(t.Container, "reader-token", readerTokenDir)
-	t.Volumes = append(t.Volumes, secretVolume("reader-token", zone.ReaderSecret))
-	output(&t, "result")
+	t.Volumes = append(t.Volumes, secretVolume("reader-token", zone.ReaderSecret), empty("inspected"))
+	t.Container.VolumeMounts = append(t.Container.VolumeMounts, corev1.VolumeMount{Name: "inspected", MountPath: "/inspected", ReadOnly: true})
+
+	inspect := g.container("inspect", "digest-inspect", g.Cluster.Images.DigestInspect, g.Timeouts.Inspect, "--platform", string(g.Builder.Platform))
+	inspect.Args[1] = "/inspected" // for the next container alone
+	if g.Registry.PlainHTTP {
+		inspect.Args = append(inspect.Args, "--plain-http")
+	}
+	inspect.Env = []corev1.EnvVar{
+		{Name: "FABRIQUE_REVISION", Value: input("revision")}, {Name: "FABRIQUE_SOURCE_KEY", Value: input("sourceKey")}, image,
+	}
+	mount(inspect, "inspected", "/inspected")
+	t.InitContainers = []argo.UserContainer{{Container: *inspect}}
+	for _, field := range []string{"result", "reason", "commit", "digest"} {
+		output(&t, field)
+	}
 	return t
 }
+
+// report shows on the commit what the run makes of it: when it is known what is
+// due, and at the end. It reads the Workflow from the API server, as what the steps
+// said must not pass through a template.
+func (g generator) report(name string) argo.Template {
+	t := g.step(name, "commit-status", g.Cluster.Images.CommitStatus, reportTimeout,
+		"--namespace", zone.Workflows, "--workflow", "{{workflow.name}}",
+		"--gitea-url", g.Gitea.URL, "--source-repository", string(g.Source.Repository), "--token-file", tokenFile)
+	if g.Cluster.WorkflowsURL != "" {
+		t.Container.Args = append(t.Container.Args, "--link", g.Cluster.WorkflowsURL)
+	}
+	if name == run.Report {
+		t.Container.Args = append(t.Container.Args, "--end")
+	}
+	// It tries again by itself: what Argo retried would lose its message.
+	t.RetryStrategy = nil
+	yes := true
+	t.ServiceAccountName, t.AutomountServiceAccountToken = zone.ReporterAccount, &yes
+	g.token(&t, zone.StatusSecret)
+	return t
+}
+
+// reportTimeout bounds one report.
+const reportTimeout = 2 * time.Minute
 
 // step gives a template of one step program.
 func (g generator) step(name, program, image string, timeout time.Duration, args ...string) argo.Template {
@@ -265,7 +327,7 @@ func mount(c *corev1.Container, name, path string) {
 // inputs declares a template's parameters and hands those in env to the container,
 // as variables: never inside an argument or a script. Others are declared only.
 func inputs(t *argo.Template, env map[string]string, others ...string) {
-	for _, name := range append(append([]string{}, item...), "digest") {
+	for _, name := range item {
 		for variable, parameter := range env {
 			if parameter == name {
 				t.Inputs.Parameters = append(t.Inputs.Parameters, argo.Parameter{Name: name})

@@ -7,9 +7,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
 	"code.gitea.io/sdk/gitea"
@@ -20,7 +18,6 @@ import (
 	"fabrique/bench/platform"
 	"fabrique/eventsources"
 	"fabrique/manifests/zone"
-	"fabrique/steps/config"
 )
 
 // Demo is the factory on one cluster.
@@ -48,12 +45,13 @@ func (d Demo) Install() []action.Action {
 var refs = []struct{ field, repository string }{
 	{"reconcileHead", "fabrique/reconcile-head"}, {"cloneAtSHA", "fabrique/clone-at-sha"},
 	{"buildkitBuild", "fabrique/buildkit-build"}, {"digestInspect", "fabrique/digest-inspect"},
-	{"giteaWriteback", "fabrique/gitea-writeback"}, {"buildkitd", "fabrique/buildkitd"},
+	{"giteaWriteback", "fabrique/gitea-writeback"}, {"commitStatus", "fabrique/commit-status"},
+	{"buildkitd", "fabrique/buildkitd"},
 }
 
 // images pushes what the factory runs and writes its configuration.
 func (d Demo) images(ctx context.Context, log io.Writer) (changed bool, err error) {
-	digests := map[string]string{}
+	references := map[string]string{}
 	for _, image := range append(images.Steps(), images.Buildkitd) {
 		ref, pushed, err := image.PushNew(ctx, d.Registry)
 		if err != nil {
@@ -62,36 +60,11 @@ func (d Demo) images(ctx context.Context, log io.Writer) (changed bool, err erro
 		fmt.Fprintln(log, ref, pushed)
 		changed = changed || pushed
 		repository, _, _ := strings.Cut(image.Name, ":")
-		_, digests[repository], _ = strings.Cut(ref, "@")
+		_, digest, _ := strings.Cut(ref, "@")
+		references[repository] = "registry:80/" + repository + "@" + digest
 	}
-	text := fmt.Sprintf(`gitea:
-  url: %s
-source:
-  repository: %s
-apps:
-  repository: %s
-registry:
-  address: registry:80
-  plainHTTP: true
-builder:
-  timeout: 30m
-author:
-  name: Fabrique
-  email: fabrique@example.org
-cluster:
-  eventBus: {version: "%s", storage: 1Gi}
-  images:
-`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, platform.BusVersion)
-	for _, r := range refs {
-		text += fmt.Sprintf("    %s: registry:80/%s@%s\n", r.field, r.repository, digests[r.repository])
-	}
-	if err := os.MkdirAll(d.Dir, 0o700); err != nil {
-		return changed, err
-	}
-	return changed, os.WriteFile(d.config(), []byte(text), 0o600)
+	return changed, d.configure(references, Settings{})
 }
-
-func (d Demo) config() string { return filepath.Join(d.Dir, config.FileName) }
 
 func (d Demo) apply(ctx context.Context, log io.Writer) (bool, error) {
 	cmd := exec.CommandContext(ctx, d.Fabrique, "apply", "--config", d.config(), "--kubeconfig", d.Kubectl.Kubeconfig)
@@ -106,7 +79,7 @@ func (d Demo) apply(ctx context.Context, log io.Writer) (bool, error) {
 // secrets brings the bots' tokens to where the factory reads them, and makes the
 // webhook's secret.
 func (d Demo) secrets(ctx context.Context, _ io.Writer) (changed bool, err error) {
-	for from, to := range map[string]string{platform.ReaderSecret: zone.ReaderSecret, platform.WriterSecret: zone.WriterSecret} {
+	for from, to := range map[string]string{platform.ReaderSecret: zone.ReaderSecret, platform.WriterSecret: zone.WriterSecret, platform.StatusSecret: zone.StatusSecret} {
 		token, err := d.Secret(ctx, "gitea", from, "token")
 		if err != nil {
 			return changed, err

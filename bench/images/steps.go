@@ -32,6 +32,7 @@ func Steps() []Image {
 		step("buildkit-build", false),
 		step("digest-inspect", false),
 		step("gitea-writeback", false),
+		step("commit-status", false),
 	}
 }
 

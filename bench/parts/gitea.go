@@ -33,6 +33,7 @@ const giteaPort = "3000"
 const (
 	ReaderName = "fabrique-reader"
 	WriterName = "fabrique-writer"
+	StatusName = "fabrique-status"
 )
 
 // GiteaServer is a Gitea on SQLite without mail, SSH, cron jobs and web assets.

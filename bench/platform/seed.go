@@ -29,12 +29,13 @@ const (
 // The Secrets in the namespace gitea that hold what it gave, each under "token".
 const (
 	adminSecret = "gitea-admin"
-	// ReaderSecret and WriterSecret hold the bots' tokens.
+	// These hold the bots' tokens.
 	ReaderSecret = "gitea-reader"
 	WriterSecret = "gitea-writer"
+	StatusSecret = "gitea-status"
 )
 
-// seed brings Gitea to what production has: two repositories, two bots, and
+// seed brings Gitea to what production has: two repositories, three bots, and
 // webhook #1, by which a push to the records reaches Argo CD.
 func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err error) {
 	admin, stop, created, err := p.admin(ctx)
@@ -61,6 +62,8 @@ func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err er
 	}{
 		{parts.ReaderName, ReaderSecret, "read:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeRead, AppsRepo: gitea.AccessModeRead}},
 		{parts.WriterName, WriterSecret, "write:repository", map[string]gitea.AccessMode{AppsRepo: gitea.AccessModeWrite}},
+		// Who writes a status may write the repository; the branch is protected from it.
+		{parts.StatusName, StatusSecret, "write:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeWrite}},
 	} {
 		token, err := p.Secret(ctx, "gitea", bot.secret, "token")
 		if err != nil {
@@ -92,7 +95,11 @@ func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err er
 			}
 		}
 	}
-	did, err := p.webhook(ctx, admin)
+	did, err := protect(ctx, admin, SourceRepo)
+	if err := note(did, "protection of "+SourceRepo, err); err != nil {
+		return changed, err
+	}
+	did, err = p.webhook(ctx, admin)
 	return changed, note(did, "webhook #1", err)
 }
 
@@ -159,6 +166,28 @@ func ensureRepo(ctx context.Context, admin giteaadmin.Admin, repo string) (creat
 	_, _, err = client.CreateFile(owner, name, "README.md", gitea.CreateFileOptions{
 		FileOptions: gitea.FileOptions{Message: "Begin", BranchName: "main"},
 		Content:     "IyBCZW5jaAo=", // # Bench
+	})
+	return true, err
+}
+
+// protect lets nobody but the administrator push to the branch that is built.
+func protect(ctx context.Context, admin giteaadmin.Admin, repo string) (created bool, err error) {
+	client, err := admin.Client(ctx, admin.Token)
+	if err != nil {
+		return false, err
+	}
+	owner, name, _ := strings.Cut(repo, "/")
+	rules, _, err := client.ListBranchProtections(owner, name, gitea.ListBranchProtectionsOptions{})
+	if err != nil {
+		return false, fmt.Errorf("listing the branch protections of %q: %w", repo, err)
+	}
+	for _, r := range rules {
+		if r.RuleName == "main" {
+			return false, nil
+		}
+	}
+	_, _, err = client.CreateBranchProtection(owner, name, gitea.CreateBranchProtectionOption{
+		RuleName: "main", EnablePush: true, EnablePushWhitelist: true, PushWhitelistUsernames: []string{"root"},
 	})
 	return true, err
 }

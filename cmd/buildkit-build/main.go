@@ -29,7 +29,7 @@ revision>. A tag that the registry already has, built from the same revision, is
     --context dataops/citation-dagster --image registry:80/citation --revision 7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210`,
 		Timeout: time.Hour, Required: []string{"address", "dir", "context", "image", "revision"},
 		Flags: func(f *pflag.FlagSet) {
-			step.Var(f, &o.Address, "address", "buildkitd: unix:///path or tcp://host:port", config.ParseBuilderAddress)
+			step.ListVar(f, &o.Addresses, "address", "buildkitd: unix:///path or tcp://host:port (repeatable: an image always goes to the same one that answers)", config.ParseBuilderAddress)
 			f.StringVar(&o.Dir, "dir", "", "the clone's files, clone-at-sha's \"path\"")
 			step.Var(f, &o.Context, "context", "folder of the app in the repository", gitref.ParsePath)
 			step.Var(f, &o.Dockerfile, "dockerfile", "path in the context (default Dockerfile)", gitref.ParsePath)

@@ -24,7 +24,7 @@ func main() {
     --app citation --source-repository atlas/atlas --revision 7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210 \
     --source-key "$KEY" --image registry:80/citation --digest "$DIGEST" --token-file /run/secrets/writer`,
 		Timeout:  5 * time.Minute,
-		Required: []string{"gitea-url", "apps-repository", "record", "app", "source-repository", "revision", "digest", "source-key", "image"},
+		Required: []string{"gitea-url", "apps-repository", "record", "app", "source-repository", "revision", "source-key", "image"},
 		Flags: func(fs *pflag.FlagSet) {
 			step.Var(fs, &f.URL, "gitea-url", "Gitea, http(s)://host:port", gitea.ParseURL)
 			step.Var(fs, &f.Apps, "apps-repository", "owner/name of the repository with the records", gitea.ParseRepository)
@@ -36,7 +36,6 @@ func main() {
 			step.Var(fs, &f.Revision, "revision", "full commit id that was built", gitref.ParseRevision)
 			step.Var(fs, &f.SourceKey, "source-key", "source key of the app at the revision", gitref.ParseSourceKey)
 			step.Var(fs, &f.Repository, "image", "registry:port/name, without a tag", image.ParseRepository)
-			step.Var(fs, &f.Digest, "digest", "digest that the registry answers", image.ParseDigest)
 			f.Rest(fs)
 		},
 		Run: f.Run,

@@ -19,11 +19,18 @@ const (
 	port = 1234
 )
 
-// Address is where the daemon answers inside the cluster.
-var Address = fmt.Sprintf("tcp://%s.%s.svc.cluster.local:%d", name, zone.Builder, port)
+// Addresses are where the daemons answer inside the cluster, each by its own name:
+// a client chooses, so that an app's builds find their cache again.
+func Addresses(c config.Config) []string {
+	var all []string
+	for i := range c.Cluster.Builders {
+		all = append(all, fmt.Sprintf("tcp://%s-%d.%s.%s.svc.cluster.local:%d", name, i, name, zone.Builder, port))
+	}
+	return all
+}
 
-// Objects gives the daemon on a worker (adr-0095 §1.b): one pod with a cache that
-// outlives it. Its deviations from the Pod Security level restricted, each with
+// Objects gives the daemons on workers (adr-0095 §1.b): pods with a cache each that
+// outlives them. Their deviations from the Pod Security level restricted, each with
 // its reason:
 //
 //   - privileged: it makes mounts, cgroups and namespaces for RUN steps. hostUsers
@@ -36,7 +43,7 @@ func Objects(c config.Config) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	no, yes, one, root := false, true, int32(1), int64(0)
+	no, yes, replicas, root := false, true, int32(c.Cluster.Builders), int64(0)
 	labels := map[string]string{"app.kubernetes.io/name": name, zone.PartOf: zone.Fabrique}
 	probe := func(period, failures int32) *corev1.Probe {
 		return &corev1.Probe{
@@ -93,12 +100,12 @@ func Objects(c config.Config) ([]any, error) {
 		&corev1.ConfigMap{TypeMeta: zone.Type("v1", "ConfigMap"), ObjectMeta: zone.Meta(zone.Builder, name), Data: map[string]string{"buildkitd.toml": string(text)}},
 		&corev1.Service{
 			TypeMeta: zone.Type("v1", "Service"), ObjectMeta: zone.Meta(zone.Builder, name),
-			Spec: corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "grpc", Port: port, TargetPort: intstr.FromString("grpc")}}},
+			Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Selector: labels, Ports: []corev1.ServicePort{{Name: "grpc", Port: port, TargetPort: intstr.FromString("grpc")}}},
 		},
 		&appsv1.StatefulSet{
 			TypeMeta: zone.Type("apps/v1", "StatefulSet"), ObjectMeta: zone.Meta(zone.Builder, name),
 			Spec: appsv1.StatefulSetSpec{
-				Replicas: &one, ServiceName: name, Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Replicas: &replicas, ServiceName: name, PodManagementPolicy: appsv1.ParallelPodManagement, Selector: &metav1.LabelSelector{MatchLabels: labels},
 				Template: corev1.PodTemplateSpec{
 					ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{"fabrique/config": hash(text)}},
 					Spec:       pod,

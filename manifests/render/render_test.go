@@ -21,8 +21,8 @@ var update = flag.Bool("update", false, "write the golden files")
 func configured(t *testing.T, extra ...string) config.Config {
 	t.Helper()
 	text := string(config.Template()) + "\ncluster:\n  images:\n"
-	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "buildkitd"} {
-		text += "    " + name + ": registry:80/fabrique/" + strings.ToLower(name) + "@sha256:" + strings.Repeat(string(rune('a'+i)), 64) + "\n"
+	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd"} {
+		text += "    " + name + ": registry:80/fabrique/" + strings.ToLower(name) + "@sha256:" + strings.Repeat(string(rune('0'+i)), 64) + "\n"
 	}
 	c, err := config.Parse("fabrique.yaml", []byte(text+strings.Join(extra, "")))
 	if err != nil {

@@ -19,10 +19,12 @@ const (
 )
 
 // The service accounts. None of them has its token mounted in a pod but the
-// executor, which Argo mounts for its own container only, and the Sensor's.
+// executor, which Argo mounts for its own container only, the Sensor's, and the
+// reporter's.
 const (
 	WorkflowAccount = "workflow" // of the steps; may do nothing
 	ExecutorAccount = "executor" // of Argo's container beside a step
+	ReporterAccount = "reporter" // of the steps that report on a Workflow; reads Workflows
 	SensorAccount   = "sensor"   // creates Workflows
 	BusAccount      = "bus"      // of EventBus and EventSource; may do nothing
 )
@@ -31,6 +33,7 @@ const (
 const (
 	ReaderSecret  = "gitea-reader"  // in Workflows: token
 	WriterSecret  = "gitea-writer"  // in Workflows: token
+	StatusSecret  = "gitea-status"  // in Workflows: token
 	WebhookSecret = "gitea-webhook" // in Events: secret
 )
 
@@ -88,7 +91,7 @@ func Objects() []any {
 		namespace, name string
 		mounted         bool
 	}{
-		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Events, SensorAccount, true}, {Events, BusAccount, false},
+		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Workflows, ReporterAccount, true}, {Events, SensorAccount, true}, {Events, BusAccount, false},
 	} {
 		objects = append(objects, &corev1.ServiceAccount{
 			TypeMeta: Type("v1", "ServiceAccount"), ObjectMeta: Meta(a.namespace, a.name), AutomountServiceAccountToken: &a.mounted,
@@ -103,6 +106,8 @@ func Objects() []any {
 	return append(append(objects, token),
 		role(Workflows, ExecutorAccount, "argoproj.io", "workflowtaskresults", "create", "patch"),
 		bind(Workflows, ExecutorAccount, Workflows, ExecutorAccount),
+		role(Workflows, ReporterAccount, "argoproj.io", "workflows", "get"),
+		bind(Workflows, ReporterAccount, Workflows, ReporterAccount),
 		role(Workflows, SensorAccount, "argoproj.io", "workflows", "get", "create", "patch"),
 		bind(Workflows, SensorAccount, Events, SensorAccount),
 	)
@@ -148,6 +153,7 @@ func Examples() []any {
 	return []any{
 		example(Workflows, ReaderSecret, "token", "REPLACE: token of the bot that reads both repositories"),
 		example(Workflows, WriterSecret, "token", "REPLACE: token of the bot that writes the apps repository"),
+		example(Workflows, StatusSecret, "token", "REPLACE: token of the bot that writes statuses on the source's commits"),
 		example(Events, WebhookSecret, "secret", "REPLACE: the secret of webhook #2 in Gitea"),
 	}
 }

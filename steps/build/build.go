@@ -34,7 +34,9 @@ import (
 
 // Options says what to build.
 type Options struct {
-	Address    string      // buildkitd, unix:///… or tcp://host:port
+	// Addresses are the buildkitds, unix:///… or tcp://host:port. A repository's
+	// builds all go to the same one as long as it answers.
+	Addresses  []string
 	Dir        string      // the clone's files (clone-at-sha's path)
 	Context    gitref.Path // folder in Dir
 	Dockerfile gitref.Path // relative to Context
@@ -83,6 +85,8 @@ type Result struct {
 	Cached int          `json:"cached"` // build steps taken from the cache
 	Total  int          `json:"total"`  // build steps in all
 	Reused bool         `json:"reused"` // the registry had it; nothing was built
+	// Builder is the address of the buildkitd that built it, empty for none.
+	Builder string `json:"builder"`
 }
 
 // Run builds and pushes. Errors: exit code 3 when the source is at fault, 2 for
@@ -132,15 +136,15 @@ func solve(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	daemon, err := client.New(ctx, o.Address)
+	daemon, address, err := connect(ctx, log, o)
 	if err != nil {
-		return Result{}, step.Invalidf("using the builder's address %q: %w", o.Address, err)
+		return Result{}, err
 	}
 	defer daemon.Close()
 
 	imports, exports := cacheOptions(o)
 	started := time.Now()
-	log.Info("building", "image", tag, "context", o.Context, "dockerfile", o.Dockerfile, "builder", o.Address)
+	log.Info("building", "image", tag, "context", o.Context, "dockerfile", o.Dockerfile, "builder", address)
 	watch, wait := newWatch(o.Progress, redact)
 	response, err := daemon.Solve(ctx, nil, client.SolveOpt{
 		Frontend:      "dockerfile.v0",
@@ -160,12 +164,12 @@ func solve(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 		Session:      attachables,
 	}, watch)
 	seen := wait()
-	result := Result{Image: tag, Cached: seen.cached(), Total: seen.total()}
+	result := Result{Image: tag, Builder: address, Cached: seen.cached(), Total: seen.total()}
 	for _, problem := range seen.cache {
 		log.Warn("going on without the registry cache", "problem", problem)
 	}
 	if err != nil {
-		return result, classify(ctx, o, seen, redact, err)
+		return result, classify(ctx, o, address, seen, redact, err)
 	}
 	pushed, err := image.ParseDigest(response.ExporterResponse[exptypes.ExporterImageDigestKey])
 	if err != nil {

@@ -58,12 +58,12 @@ func TestBuildAndReuse(t *testing.T) {
 		t.Errorf("files: built %q, hello %q", files["built"], files["hello"])
 	}
 
-	before := builds(t, o.Address, false)
+	before := builds(t, o.Addresses[0], false)
 	again, _ := mustBuild(t, o)
 	if diff := cmp.Diff(Result{Digest: result.Digest, Image: result.Image, Reused: true}, again); diff != "" {
 		t.Error(diff)
 	}
-	if n := builds(t, o.Address, false) - before; n != 0 {
+	if n := builds(t, o.Addresses[0], false) - before; n != 0 {
 		t.Errorf("the daemon did %d more builds", n)
 	}
 
@@ -176,7 +176,7 @@ func TestRegistryCache(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer fresh.Stop()
-			o.Address, o.Revision = fresh.Address, "8"+revision[1:]
+			o.Addresses, o.Revision = []string{fresh.Address}, "8"+revision[1:]
 			second, _ := mustBuild(t, o)
 			t.Logf("cached %d of %d", second.Cached, second.Total)
 			// The base image's own steps count as cached only when they are there.
@@ -265,9 +265,9 @@ func TestFailures(t *testing.T) {
 		"base from nowhere": {"FROM 127.0.0.1:1/base:1\n", nil, step.ExitRetry, []string{"connection refused"}},
 		"ADD from nowhere":  {"FROM scratch\nADD http://127.0.0.1:1/x /x\n", nil, step.ExitRetry, []string{"connection refused"}},
 		"registry down":     {"FROM scratch\n", func(o *Options) { o.Repository.Registry = "127.0.0.1:1" }, step.ExitRetry, []string{"the registry cannot be reached"}},
-		"daemon down":       {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Address = "unix:///no/such/socket" }, step.ExitRetry, []string{"the builder at unix:///no/such/socket cannot be reached", "; is buildkitd running there?"}},
-		"daemon down, TCP":  {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Address = "tcp://127.0.0.1:1" }, step.ExitRetry, []string{"the builder at tcp://127.0.0.1:1 cannot be reached", "connection refused"}},
-		"not a daemon":      {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Address = "tcp://registry:80" }, step.ExitRetry, []string{"the builder at tcp://registry:80 cannot be reached"}},
+		"daemon down":       {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Addresses = []string{"unix:///no/such/socket"} }, step.ExitRetry, []string{"the builder at unix:///no/such/socket cannot be reached", "; is buildkitd running there?"}},
+		"daemon down, TCP":  {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Addresses = []string{"tcp://127.0.0.1:1"} }, step.ExitRetry, []string{"the builder at tcp://127.0.0.1:1 cannot be reached", "connection refused"}},
+		"not a daemon":      {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Addresses = []string{"tcp://registry:80"} }, step.ExitRetry, []string{"the builder at tcp://registry:80 cannot be reached"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := map[string]string{"app/x": "x", "secret": "s"}
@@ -334,7 +334,7 @@ func TestDaemonWithoutPlainHTTP(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer daemon.Stop()
-	o.Address = daemon.Address
+	o.Addresses = []string{daemon.Address}
 	const hint = `declare "registry:80" with http = true in its buildkitd.toml`
 	_, err = Run(t.Context(), quiet, o) // push
 	fails(t, err, step.ExitInvalid, hint)
@@ -351,7 +351,7 @@ func TestDaemonKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer daemon.Stop()
-	o.Address = daemon.Address
+	o.Addresses = []string{daemon.Address}
 	err, took := interrupt(t, o, "begun", func(context.CancelFunc) {
 		if err := daemon.Kill(); err != nil {
 			t.Error(err)
@@ -372,7 +372,7 @@ func TestCancel(t *testing.T) {
 	err, took := interrupt(t, o, "begun", func(cancel context.CancelFunc) { cancel() })
 	fails(t, err, step.ExitRetry, "building registry:80/testcancel:7222512345e2: cut off: context canceled")
 	t.Logf("ended %v after the cancellation", took)
-	waitFor(t, "the build is over", func() bool { return builds(t, o.Address, true) == 0 && !runs("sleep 3542") })
+	waitFor(t, "the build is over", func() bool { return builds(t, o.Addresses[0], true) == 0 && !runs("sleep 3542") })
 }
 
 // A daemon that does not answer any more does not hold a cancelled build.
@@ -383,7 +383,7 @@ func TestCancelWithFrozenDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer daemon.Kill()
-	o.Address = daemon.Address
+	o.Addresses = []string{daemon.Address}
 	err, took := interrupt(t, o, "begun", func(cancel context.CancelFunc) {
 		if err := exec.Command("kill", "-STOP", fmt.Sprint(daemon.PID())).Run(); err != nil {
 			t.Error(err)

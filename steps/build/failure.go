@@ -37,7 +37,7 @@ var (
 
 // classify gives a failed build its exit code and a message that shows the last
 // lines of the build step that failed.
-func classify(ctx context.Context, o Options, s seen, redact func(string) string, err error) error {
+func classify(ctx context.Context, o Options, address string, s seen, redact func(string) string, err error) error {
 	if ctx.Err() != nil {
 		return step.Retryf("cut off: %w", context.Cause(ctx))
 	}
@@ -52,9 +52,9 @@ func classify(ctx context.Context, o Options, s seen, redact func(string) string
 	case has(notHTTPS):
 		return step.Invalidf("%s; the builder speaks HTTPS with a registry that speaks HTTP: declare %q with http = true in its buildkitd.toml", s.explain(said), o.Repository.Registry)
 	case code == codes.Unavailable && s.total() == 0:
-		return step.Retryf("the builder at %s cannot be reached: %s; is buildkitd running there?", o.Address, said)
+		return step.Retryf("the builder at %s cannot be reached: %s; is buildkitd running there?", address, said)
 	case code == codes.Unavailable, code == codes.Canceled, errors.Is(err, context.Canceled):
-		return step.Retryf("the builder at %s went away: %s", o.Address, said)
+		return step.Retryf("the builder at %s went away: %s", address, said)
 	case strings.Contains(said, "failed to push") && has([]string{"401 Unauthorized", "403 Forbidden"}):
 		return step.Invalidf("the registry refuses the builder's push: %s", s.explain(said))
 	case strings.Contains(said, syntaxArgument+" = ") && strings.HasSuffix(said, ": not found"):

@@ -59,7 +59,7 @@ func prepare(t *testing.T, files map[string]string) Options {
 		write(t, dir, name, text)
 	}
 	return Options{
-		Address: parts.BuildKit(t).Address, Dir: dir, Context: "app", Dockerfile: "Dockerfile",
+		Addresses: []string{parts.BuildKit(t).Address}, Dir: dir, Context: "app", Dockerfile: "Dockerfile",
 		Repository: image.Repository{Registry: parts.RegistryAddress, Name: image.Name(imageName(t.Name()))},
 		Revision:   revision, Platform: "linux/amd64", PlainHTTP: true, Frontends: frontend.Default(),
 	}

@@ -272,7 +272,7 @@ func buildImage(ctx context.Context, log *slog.Logger, c config.Config, o Option
 	var expect image.Digest
 	if err := r.stage(ctx, o, "build", c.Builder.Timeout, func(ctx context.Context) error {
 		built, err := build.Run(ctx, log, build.Options{
-			Address: c.Builder.Address, Dir: tree, Context: a.Context, Dockerfile: a.Dockerfile,
+			Addresses: []string{c.Builder.Address}, Dir: tree, Context: a.Context, Dockerfile: a.Dockerfile,
 			BuildArgs: arguments, Target: a.Target,
 			Repository: repository, Revision: a.Revision, SourceKey: a.SourceKey,
 			Platform: c.Builder.Platform, PlainHTTP: c.Registry.PlainHTTP,

@@ -17,6 +17,7 @@ import (
 	"io/fs"
 	"maps"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -53,6 +54,8 @@ type Config struct {
 // need it; see [Config.CheckCluster].
 type Cluster struct {
 	Images       Images     `yaml:"images"`
+	Builders     int        `yaml:"builders"`     // how many buildkitds; an app always goes to the same one
+	WorkflowsURL string     `yaml:"workflowsURL"` // of an Argo server, for the links on commits; empty for none
 	Schedule     string     `yaml:"schedule"`     // of the run without an event, five fields of cron(5)
 	StorageClass string     `yaml:"storageClass"` // empty for the cluster's default
 	Webhook      Webhook    `yaml:"webhook"`
@@ -67,6 +70,7 @@ type Images struct {
 	BuildkitBuild  string `yaml:"buildkitBuild"`
 	DigestInspect  string `yaml:"digestInspect"`
 	GiteaWriteback string `yaml:"giteaWriteback"`
+	CommitStatus   string `yaml:"commitStatus"`
 	Buildkitd      string `yaml:"buildkitd"`
 }
 
@@ -174,6 +178,7 @@ func defaults() Config {
 			WriteBack: 2 * time.Minute,
 		},
 		Cluster: Cluster{
+			Builders:   1,
 			Schedule:   "*/10 * * * *",
 			Webhook:    Webhook{MaxPayloadBytes: 1 << 20},
 			EventBus:   EventBus{Version: "latest", Storage: "1Gi"},
@@ -294,6 +299,12 @@ func (c *Config) checkCluster(d *decoder) {
 	if len(strings.Fields(c.Cluster.Schedule)) != 5 {
 		d.problem("cluster.schedule", "%q is no schedule; want five fields, as in */10 * * * *", c.Cluster.Schedule)
 	}
+	if n := c.Cluster.Builders; n < 1 || n > maxBuilders {
+		d.problem("cluster.builders", "%d is out of range; want 1 to %d", n, maxBuilders)
+	}
+	if c.Cluster.WorkflowsURL != "" {
+		parsed(d, "cluster.workflowsURL", &c.Cluster.WorkflowsURL, ParseWorkflowsURL)
+	}
 	if c.Cluster.StorageClass != "" && !nameForm.MatchString(c.Cluster.StorageClass) {
 		d.problem("cluster.storageClass", "%q is no name of a StorageClass", c.Cluster.StorageClass)
 	}
@@ -310,6 +321,9 @@ func (c *Config) checkCluster(d *decoder) {
 	}
 }
 
+// maxBuilders bounds what a slip of the pen can start.
+const maxBuilders = 64
+
 var (
 	nameForm     = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 	versionForm  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
@@ -320,7 +334,8 @@ var (
 func (i *Images) all() map[string]*string {
 	return map[string]*string{
 		"reconcileHead": &i.ReconcileHead, "cloneAtSHA": &i.CloneAtSHA, "buildkitBuild": &i.BuildkitBuild,
-		"digestInspect": &i.DigestInspect, "giteaWriteback": &i.GiteaWriteback, "buildkitd": &i.Buildkitd,
+		"digestInspect": &i.DigestInspect, "giteaWriteback": &i.GiteaWriteback, "commitStatus": &i.CommitStatus,
+		"buildkitd": &i.Buildkitd,
 	}
 }
 
@@ -413,6 +428,15 @@ func ParseAuthorEmail(s string) (string, error) {
 		return "", step.Invalidf("parsing the author's address %q: want name@host", s)
 	}
 	return s, nil
+}
+
+// ParseWorkflowsURL accepts http(s)://host[:port][/path] without a user. Exit code 2.
+func ParseWorkflowsURL(s string) (string, error) {
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || record.OneLine(s) != s || strings.Contains(s, "{{") {
+		return "", step.Invalidf("parsing the address of Workflows %q: want https://host[:port][/path]", step.Clip(s))
+	}
+	return strings.TrimRight(s, "/"), nil
 }
 
 // ParseBuilderAddress accepts unix:///path and tcp://host:port. Exit code 2.

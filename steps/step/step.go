@@ -10,6 +10,8 @@
 //     on failure too, together with DIR/error, so that Argo always finds its
 //     output parameters.
 //   - Logs go to standard error by log/slog: text on a terminal, JSON otherwise.
+//   - In a pod the error's text is the container's termination message (the file
+//     /dev/termination-log, at most 4 KiB), so that it stands in the pod's status.
 //   - Exit codes are [ExitOK], [ExitRetry], [ExitInvalid] and [ExitSource].
 //   - SIGTERM, SIGINT and --timeout cancel the context; a step then returns
 //     promptly with what it started cleaned up, exit code 1.
@@ -118,6 +120,9 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 	}
 	if err != nil {
 		log.Error(err.Error(), "exit_code", ExitCode(err))
+		if writeErr := writeTermination(terminationLog, err); writeErr != nil {
+			log.Warn("writing the termination message: " + writeErr.Error())
+		}
 		return ExitCode(err)
 	}
 	if err := json.NewEncoder(stdout).Encode(result); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"fabrique/steps/config"
 	"fabrique/steps/gitea"
+	"fabrique/steps/image"
 	"fabrique/steps/secret"
 	"fabrique/steps/step"
 )
@@ -30,7 +31,7 @@ type Flags struct {
 	Deployment
 	URL                        string
 	tokenFile, readerTokenFile string
-	createFrom                 string
+	createFrom, digestFile     string
 }
 
 // Rest declares the flags that are not about the deployment.
@@ -41,12 +42,17 @@ func (f *Flags) Rest(flags *pflag.FlagSet) {
 	f.Author = gitea.Author{Name: "Fabrique", Email: "fabrique@localhost"}
 	step.Var(flags, &f.Author.Name, "author-name", "who signs the commit (default Fabrique)", config.ParseAuthorName)
 	step.Var(flags, &f.Author.Email, "author-email", "and their address (default fabrique@localhost)", config.ParseAuthorEmail)
+	step.Var(flags, &f.Digest, "digest", "digest that the registry answers", image.ParseDigest)
+	flags.StringVar(&f.digestFile, "digest-file", "", "file with the digest, as digest-inspect --outputs writes it, in place of --digest")
 	flags.DurationVar(&f.MaxWait, "max-wait", 2*time.Minute, "how long to try again on conflicts and server errors")
 }
 
 // Run loads the secrets and files and deploys.
 func (f *Flags) Run(ctx context.Context, log *slog.Logger) (Result, error) {
 	result := Result{App: f.App}
+	if err := f.readDigest(); err != nil {
+		return result, err
+	}
 	writer, err := secret.Load(f.tokenFile, secret.EnvWriterToken)
 	if err != nil {
 		return result, err
@@ -77,4 +83,22 @@ func (f *Flags) Run(ctx context.Context, log *slog.Logger) (Result, error) {
 		}
 	}
 	return Deploy(ctx, log, f.Options, f.Deployment)
+}
+
+// readDigest takes the digest from its file, if one is named.
+func (f *Flags) readDigest() error {
+	switch {
+	case f.Digest != "" && f.digestFile != "":
+		return step.Invalidf("both --digest and --digest-file are given; keep one")
+	case f.Digest != "":
+		return nil
+	case f.digestFile == "":
+		return step.Invalidf("the digest is missing; give --digest or --digest-file")
+	}
+	text, err := os.ReadFile(f.digestFile)
+	if err != nil {
+		return step.Invalidf("reading the file of --digest-file: %w", err)
+	}
+	f.Digest, err = image.ParseDigest(string(text))
+	return err
 }

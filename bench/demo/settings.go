@@ -1,0 +1,72 @@
+package demo
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"fabrique/bench/platform"
+	"fabrique/steps/config"
+)
+
+// Settings are what a scenario may change about the factory.
+type Settings struct {
+	Schedule string // of the CronWorkflow; empty for every ten minutes
+	Builders int    // how many buildkitds; 0 for one
+}
+
+// Reconfigure renders and applies the factory with other settings. The images stay.
+func (d Demo) Reconfigure(ctx context.Context, log io.Writer, s Settings) error {
+	now, err := config.Load(d.config())
+	if err != nil {
+		return err
+	}
+	i := now.Cluster.Images
+	if err := d.configure(map[string]string{
+		"fabrique/reconcile-head": i.ReconcileHead, "fabrique/clone-at-sha": i.CloneAtSHA, "fabrique/buildkit-build": i.BuildkitBuild,
+		"fabrique/digest-inspect": i.DigestInspect, "fabrique/gitea-writeback": i.GiteaWriteback, "fabrique/commit-status": i.CommitStatus,
+		"fabrique/buildkitd": i.Buildkitd,
+	}, s); err != nil {
+		return err
+	}
+	_, err = d.apply(ctx, log)
+	return err
+}
+
+func (d Demo) config() string { return filepath.Join(d.Dir, config.FileName) }
+
+// configure writes fabrique.yaml. The references name each image by digest.
+func (d Demo) configure(references map[string]string, s Settings) error {
+	text := fmt.Sprintf(`gitea:
+  url: %s
+source:
+  repository: %s
+apps:
+  repository: %s
+registry:
+  address: registry:80
+  plainHTTP: true
+builder:
+  timeout: 30m
+author:
+  name: Fabrique
+  email: fabrique@example.org
+cluster:
+  builders: %d
+  schedule: "%s"
+  # Nothing answers there: the bench has no Argo server.
+  workflowsURL: http://argo-server.argo.svc:2746
+  eventBus: {version: "%s", storage: 1Gi}
+  images:
+`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion)
+	for _, r := range refs {
+		text += fmt.Sprintf("    %s: %s\n", r.field, references[r.repository])
+	}
+	if err := os.MkdirAll(d.Dir, 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(d.config(), []byte(text), 0o600)
+}
