@@ -270,6 +270,16 @@ func (g *GiteaServer) NewProject(ctx context.Context, source, apps string) (Proj
 	return p, g.AddCollaborator(ctx, apps, WriterName, gitea.AccessModeWrite)
 }
 
+// StatusBot lets the user in that writes statuses on commits of a source, and gives
+// its token.
+func (g *GiteaServer) StatusBot(ctx context.Context, source string) (secret.Secret, error) {
+	token, err := g.bot(ctx, StatusName, "write:repository")
+	if err != nil {
+		return token, err
+	}
+	return token, g.AddCollaborator(ctx, source, StatusName, gitea.AccessModeWrite)
+}
+
 func (g *GiteaServer) bot(ctx context.Context, name string, scope gitea.AccessTokenScope) (secret.Secret, error) {
 	g.botsMu.Lock()
 	defer g.botsMu.Unlock()

@@ -71,8 +71,16 @@ func Report(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 		}
 	}
 	if errors.Is(err, gitea.ErrNotFound) {
-		log.Warn("the commit gets no status", "because", err.Error())
-		err = nil
+		exists, _, otherErr := o.Client.Exists(ctx, o.Source)
+		switch {
+		case otherErr != nil:
+			err = otherErr
+		case exists:
+			log.Warn("the commit gets no status", "because", err.Error())
+			err = nil
+		default:
+			err = step.Invalidf("writing statuses: the repository %s does not exist, or the token's user may not see it; let the bot in as a collaborator who may write", o.Source)
+		}
 	}
 	if o.End && verdict.Outcome == run.Failure {
 		failed := step.WithCode(verdict.ExitCode, errors.New(verdict.Text))
