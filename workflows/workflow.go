@@ -272,7 +272,7 @@ func (g generator) step(name, program, image string, timeout time.Duration, args
 	container := g.container("main", program, image, timeout, args...)
 	mount(container, "out", "/out")
 	return argo.Template{
-		Name: name, Container: container, Volumes: []corev1.Volume{empty("out")}, ActiveDeadlineSeconds: &deadline,
+		Name: name, Metadata: argo.Metadata{Labels: map[string]string{zone.StepLabel: name}}, Container: container, Volumes: []corev1.Volume{empty("out")}, ActiveDeadlineSeconds: &deadline,
 		RetryStrategy: &argo.RetryStrategy{
 			Limit: &limit, RetryPolicy: argo.RetryPolicyAlways,
 			Backoff: &argo.Backoff{Duration: "5s", Factor: &factor},

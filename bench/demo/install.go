@@ -63,7 +63,7 @@ func (d Demo) images(ctx context.Context, log io.Writer) (changed bool, err erro
 		_, digest, _ := strings.Cut(ref, "@")
 		references[repository] = "registry:80/" + repository + "@" + digest
 	}
-	return changed, d.configure(references, Settings{})
+	return changed, d.configure(ctx, references, Settings{})
 }
 
 func (d Demo) apply(ctx context.Context, log io.Writer) (bool, error) {

@@ -3,10 +3,12 @@ package demo
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"fabrique/bench/platform"
 	"fabrique/steps/config"
@@ -25,7 +27,7 @@ func (d Demo) Reconfigure(ctx context.Context, log io.Writer, s Settings) error 
 		return err
 	}
 	i := now.Cluster.Images
-	if err := d.configure(map[string]string{
+	if err := d.configure(ctx, map[string]string{
 		"fabrique/reconcile-head": i.ReconcileHead, "fabrique/clone-at-sha": i.CloneAtSHA, "fabrique/buildkit-build": i.BuildkitBuild,
 		"fabrique/digest-inspect": i.DigestInspect, "fabrique/gitea-writeback": i.GiteaWriteback, "fabrique/commit-status": i.CommitStatus,
 		"fabrique/buildkitd": i.Buildkitd,
@@ -39,7 +41,17 @@ func (d Demo) Reconfigure(ctx context.Context, log io.Writer, s Settings) error 
 func (d Demo) config() string { return filepath.Join(d.Dir, config.FileName) }
 
 // configure writes fabrique.yaml. The references name each image by digest.
-func (d Demo) configure(references map[string]string, s Settings) error {
+func (d Demo) configure(ctx context.Context, references map[string]string, s Settings) error {
+	var api struct {
+		Endpoints []struct{ Addresses []string }
+		Ports     []struct{ Port int }
+	}
+	if err := d.Kubectl.Get(ctx, &api, "endpointslices", "kubernetes", "-n", "default"); err != nil {
+		return fmt.Errorf("looking for the API server: %w", err)
+	}
+	if len(api.Endpoints) == 0 || len(api.Ports) == 0 {
+		return errors.New("looking for the API server: the EndpointSlice kubernetes names no address")
+	}
 	text := fmt.Sprintf(`gitea:
   url: %s
 source:
@@ -60,8 +72,12 @@ cluster:
   # Nothing answers there: the bench has no Argo server.
   workflowsURL: http://argo-server.argo.svc:2746
   eventBus: {version: "%s", storage: 1Gi}
+  network:
+    gitea: {namespace: gitea, labels: {app: gitea}, port: 3000}
+    registry: {namespace: registry, labels: {app: registry}, port: 5000}
+    apiServer: {addresses: [%s], port: %d}
   images:
-`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion)
+`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion, strings.Join(api.Endpoints[0].Addresses, ", "), api.Ports[0].Port)
 	for _, r := range refs {
 		text += fmt.Sprintf("    %s: %s\n", r.field, references[r.repository])
 	}

@@ -14,17 +14,22 @@ import (
 	"fabrique/steps/config"
 )
 
-const (
-	name = "buildkitd"
-	port = 1234
-)
+const name = "buildkitd"
+
+// Port is where the daemon listens.
+const Port = 1234
+
+// Labels select the daemons' pods.
+func Labels() map[string]string {
+	return map[string]string{"app.kubernetes.io/name": name, zone.PartOf: zone.Fabrique}
+}
 
 // Addresses are where the daemons answer inside the cluster, each by its own name:
 // a client chooses, so that an app's builds find their cache again.
 func Addresses(c config.Config) []string {
 	var all []string
 	for i := range c.Cluster.Builders {
-		all = append(all, fmt.Sprintf("tcp://%s-%d.%s.%s.svc.cluster.local:%d", name, i, name, zone.Builder, port))
+		all = append(all, fmt.Sprintf("tcp://%s-%d.%s.%s.svc.cluster.local:%d", name, i, name, zone.Builder, Port))
 	}
 	return all
 }
@@ -44,11 +49,11 @@ func Objects(c config.Config) ([]any, error) {
 		return nil, err
 	}
 	no, yes, replicas, root := false, true, int32(c.Cluster.Builders), int64(0)
-	labels := map[string]string{"app.kubernetes.io/name": name, zone.PartOf: zone.Fabrique}
+	labels := Labels()
 	probe := func(period, failures int32) *corev1.Probe {
 		return &corev1.Probe{
 			// It answers when its worker can take a build.
-			ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/usr/bin/buildctl", "--addr", fmt.Sprintf("tcp://127.0.0.1:%d", port), "debug", "workers"}}},
+			ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/usr/bin/buildctl", "--addr", fmt.Sprintf("tcp://127.0.0.1:%d", Port), "debug", "workers"}}},
 			PeriodSeconds: period, FailureThreshold: failures, TimeoutSeconds: 10,
 		}
 	}
@@ -65,8 +70,8 @@ func Objects(c config.Config) ([]any, error) {
 		Containers: []corev1.Container{{
 			Name: name, Image: c.Cluster.Images.Buildkitd,
 			Command:         []string{"/usr/bin/buildkitd"},
-			Args:            []string{"--addr", fmt.Sprintf("tcp://0.0.0.0:%d", port), "--config", "/etc/buildkit/buildkitd.toml", "--root", "/var/lib/buildkit"},
-			Ports:           []corev1.ContainerPort{{Name: "grpc", ContainerPort: port}},
+			Args:            []string{"--addr", fmt.Sprintf("tcp://0.0.0.0:%d", Port), "--config", "/etc/buildkit/buildkitd.toml", "--root", "/var/lib/buildkit"},
+			Ports:           []corev1.ContainerPort{{Name: "grpc", ContainerPort: Port}},
 			ReadinessProbe:  probe(5, 2),
 			LivenessProbe:   probe(30, 5),
 			SecurityContext: &corev1.SecurityContext{Privileged: &yes, RunAsUser: &root},
@@ -100,7 +105,7 @@ func Objects(c config.Config) ([]any, error) {
 		&corev1.ConfigMap{TypeMeta: zone.Type("v1", "ConfigMap"), ObjectMeta: zone.Meta(zone.Builder, name), Data: map[string]string{"buildkitd.toml": string(text)}},
 		&corev1.Service{
 			TypeMeta: zone.Type("v1", "Service"), ObjectMeta: zone.Meta(zone.Builder, name),
-			Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Selector: labels, Ports: []corev1.ServicePort{{Name: "grpc", Port: port, TargetPort: intstr.FromString("grpc")}}},
+			Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Selector: labels, Ports: []corev1.ServicePort{{Name: "grpc", Port: Port, TargetPort: intstr.FromString("grpc")}}},
 		},
 		&appsv1.StatefulSet{
 			TypeMeta: zone.Type("apps/v1", "StatefulSet"), ObjectMeta: zone.Meta(zone.Builder, name),

@@ -12,6 +12,7 @@ import (
 	"fabrique/eventsources"
 	"fabrique/manifests/buildkitd"
 	"fabrique/manifests/bus"
+	"fabrique/manifests/policy"
 	"fabrique/manifests/zone"
 	"fabrique/sensors"
 	"fabrique/steps/config"
@@ -73,7 +74,7 @@ func Objects(c config.Config) ([]map[string]any, error) {
 // order lists the files that are applied: a namespace first, and what acts on
 // others last.
 var order = []string{
-	"manifests/zones.yaml", "manifests/eventbus.yaml", "manifests/buildkitd.yaml",
+	"manifests/zones.yaml", "manifests/policies.yaml", "manifests/eventbus.yaml", "manifests/buildkitd.yaml",
 	"workflows/workflowtemplate.yaml", "eventsources/eventsource.yaml", "sensors/sensor.yaml",
 }
 
@@ -93,6 +94,7 @@ func groups(c config.Config) (map[string][]any, error) {
 	}
 	return map[string][]any{
 		"manifests/zones.yaml":            zone.Objects(),
+		"manifests/policies.yaml":         policy.Objects(c),
 		"manifests/eventbus.yaml":         bus.Objects(c),
 		"manifests/buildkitd.yaml":        daemon,
 		examples:                          zone.Examples(),

@@ -20,7 +20,15 @@ var update = flag.Bool("update", false, "write the golden files")
 // configured is the template with a cluster.
 func configured(t *testing.T, extra ...string) config.Config {
 	t.Helper()
-	text := string(config.Template()) + "\ncluster:\n  images:\n"
+	text := string(config.Template()) + `
+cluster:
+  network:
+    gitea: {namespace: gitea, labels: {app: gitea}, port: 3000}
+    registry: {namespace: registry, labels: {app: registry}, port: 5000}
+    apiServer: {addresses: [192.0.2.1, "2001:db8::1"], port: 6443}
+    nodeLocalDNS: 169.254.20.10
+  images:
+`
 	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd"} {
 		text += "    " + name + ": registry:80/fabrique/" + strings.ToLower(name) + "@sha256:" + strings.Repeat(string(rune('0'+i)), 64) + "\n"
 	}
@@ -132,5 +140,48 @@ func TestSecretsAreExamples(t *testing.T) {
 		if o["kind"] == "Secret" && (o["data"] != nil || o["stringData"] != nil) {
 			t.Errorf("a Secret with a value is applied: %v", o["metadata"])
 		}
+	}
+}
+
+// Every namespace denies by default, and no policy lets everyone in or out: not by a
+// range, nor by a rule that names nobody.
+func TestPoliciesNameEveryPeer(t *testing.T) {
+	objects, err := Objects(configured(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	denied, zones := map[string]bool{}, map[string]bool{}
+	for _, o := range objects {
+		meta := o["metadata"].(map[string]any)
+		if o["kind"] == "Namespace" {
+			zones[meta["name"].(string)] = true
+		}
+		if o["kind"] != "NetworkPolicy" {
+			continue
+		}
+		spec := o["spec"].(map[string]any)
+		if meta["name"] == "deny-all" && len(spec["podSelector"].(map[string]any)) == 0 && len(spec["policyTypes"].([]any)) == 2 {
+			denied[meta["namespace"].(string)] = true
+			continue
+		}
+		for direction, peers := range map[string]string{"ingress": "from", "egress": "to"} {
+			rules, _ := spec[direction].([]any)
+			for _, r := range rules {
+				rule := r.(map[string]any)
+				named, _ := rule[peers].([]any)
+				ports, _ := rule["ports"].([]any)
+				if len(named) == 0 || len(ports) == 0 {
+					t.Errorf("%s %s: %v is for everyone", meta["namespace"], meta["name"], rule)
+				}
+				for _, p := range named {
+					if block, ok := p.(map[string]any)["ipBlock"].(map[string]any); ok && !strings.HasSuffix(block["cidr"].(string), "/32") && !strings.HasSuffix(block["cidr"].(string), "/128") {
+						t.Errorf("%s %s: %v is more than one address", meta["namespace"], meta["name"], block)
+					}
+				}
+			}
+		}
+	}
+	if diff := cmp.Diff(zones, denied); diff != "" {
+		t.Error(diff)
 	}
 }

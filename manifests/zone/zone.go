@@ -45,6 +45,9 @@ const (
 	Fabrique  = "fabrique"
 )
 
+// StepLabel tells of a Workflow pod which step it is; policies go by it.
+const StepLabel = "fabrique/step"
+
 // Meta gives the metadata of an object; namespace is empty for a Namespace.
 func Meta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{ManagedBy: Fabrique, PartOf: Fabrique}}

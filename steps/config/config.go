@@ -61,6 +61,7 @@ type Cluster struct {
 	Webhook      Webhook    `yaml:"webhook"`
 	EventBus     EventBus   `yaml:"eventBus"`
 	BuildCache   BuildCache `yaml:"buildCache"`
+	Network      Network    `yaml:"network"`
 }
 
 // Images are what the factory's pods run, each by digest.
@@ -183,6 +184,7 @@ func defaults() Config {
 			Webhook:    Webhook{MaxPayloadBytes: 1 << 20},
 			EventBus:   EventBus{Version: "latest", Storage: "1Gi"},
 			BuildCache: BuildCache{Storage: "50Gi"},
+			Network:    Network{DNS: Peer{Namespace: "kube-system", Labels: map[string]string{"k8s-app": "kube-dns"}, Port: 53}},
 		},
 	}
 }
@@ -299,6 +301,7 @@ func (c *Config) checkCluster(d *decoder) {
 	if len(strings.Fields(c.Cluster.Schedule)) != 5 {
 		d.problem("cluster.schedule", "%q is no schedule; want five fields, as in */10 * * * *", c.Cluster.Schedule)
 	}
+	c.Cluster.Network.check(d)
 	if n := c.Cluster.Builders; n < 1 || n > maxBuilders {
 		d.problem("cluster.builders", "%d is out of range; want 1 to %d", n, maxBuilders)
 	}
@@ -347,11 +350,12 @@ func (c Config) CheckCluster() error {
 			missing = append(missing, "cluster.images."+name)
 		}
 	}
+	slices.Sort(missing)
+	missing = append(missing, c.Cluster.Network.missing()...)
 	if len(missing) == 0 {
 		return nil
 	}
-	slices.Sort(missing)
-	return step.Invalidf("the configuration lacks %s: name each image by digest, as make images prints it", strings.Join(missing, ", "))
+	return step.Invalidf("the configuration lacks %s: name each image by digest, as make images prints it, and what the factory's pods talk to", strings.Join(missing, ", "))
 }
 
 // checkFrontends gives each frontend its canonical name. Two spellings of one

@@ -153,7 +153,7 @@ func (d *decoder) value(field string, node ast.Node, target reflect.Value) {
 			return
 		}
 		target.SetBool(value.Value)
-	case target.Kind() == reflect.Int64:
+	case target.CanInt():
 		number, ok := node.(*ast.IntegerNode)
 		if !ok {
 			wrong("a whole number")
@@ -161,9 +161,13 @@ func (d *decoder) value(field string, node ast.Node, target reflect.Value) {
 		}
 		switch n := number.Value.(type) {
 		case int64:
+			if target.OverflowInt(n) {
+				d.problemAt(where, field, "%d is out of range", n)
+				return
+			}
 			target.SetInt(n)
 		case uint64:
-			if n > math.MaxInt64 {
+			if n > math.MaxInt64 || target.OverflowInt(int64(n)) {
 				d.problemAt(where, field, "%d is too large", n)
 				return
 			}
@@ -171,6 +175,8 @@ func (d *decoder) value(field string, node ast.Node, target reflect.Value) {
 		default:
 			wrong("a whole number")
 		}
+	default:
+		panic(fmt.Sprintf("config: no way to read a %s into %s", target.Type(), field)) // a type of this package
 	}
 }
 
