@@ -76,6 +76,7 @@ cluster:
     gitea: {namespace: gitea, labels: {app: gitea}, port: 3000}
     registry: {namespace: registry, labels: {app: registry}, port: 5000}
     apiServer: {addresses: [%s], port: %d}
+    dns: {namespace: kube-system, labels: {k8s-app: kube-dns}, port: 5353}
   images:
 `, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion, strings.Join(api.Endpoints[0].Addresses, ", "), api.Ports[0].Port)
 	for _, r := range refs {

@@ -28,7 +28,7 @@ func Objects(c config.Config) []any {
 	n := c.Cluster.Network
 	var objects []any
 	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder} {
-		objects = append(objects, denyAll(namespace), policy(namespace, "dns", nil, nil, dns(n)))
+		objects = append(objects, denyAll(namespace), policy(namespace, "dns", nil, nil, dns(n)...))
 	}
 	all := []string{run.Plan, run.Announce, run.Recheck, run.Build, run.Publish, run.Report}
 	busPods, builders := pods("", labels("eventbus-name", bus.Name), busPort), pods(zone.Builder, buildkitd.Labels(), buildkitd.Port)
@@ -88,13 +88,15 @@ func withPort(p peer, port int32) peer {
 	return p
 }
 
-func dns(n config.Network) peer {
-	p := to(n.DNS)
-	if n.NodeLocalDNS != "" {
-		p.where = append(p.where, block(n.NodeLocalDNS))
+// dns gives the cluster's DNS pods, by their container's port, and the node's own
+// cache, which has no other than 53.
+func dns(n config.Network) []peer {
+	server := to(n.DNS)
+	server.udp = true
+	if n.NodeLocalDNS == "" {
+		return []peer{server}
 	}
-	p.udp = true
-	return p
+	return []peer{server, {where: []networkingv1.NetworkPolicyPeer{block(n.NodeLocalDNS)}, port: 53, udp: true}}
 }
 
 func labels(key, value string) map[string]string { return map[string]string{key: value} }
