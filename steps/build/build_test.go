@@ -43,7 +43,7 @@ func TestBuildAndReuse(t *testing.T) {
 	o := prepare(t, map[string]string{"app/Dockerfile": base + "RUN echo built > /built\nCOPY hello /hello\n", "app/hello": "hello"})
 	o.SourceKey = key
 	result, img := mustBuild(t, o)
-	want := Result{Digest: result.Digest, Image: "registry:80/testbuildandreuse:7222512345e2", Total: 3, Cached: result.Cached}
+	want := Result{Digest: result.Digest, Image: "registry:80/testbuildandreuse:7222512345e2", Total: 3, Cached: result.Cached, Builder: o.Addresses[0]}
 	if diff := cmp.Diff(want, result); diff != "" {
 		t.Error(diff)
 	}
@@ -56,6 +56,16 @@ func TestBuildAndReuse(t *testing.T) {
 	}
 	if files := content(t, img); files["built"] != "built\n" || files["hello"] != "hello" {
 		t.Errorf("files: built %q, hello %q", files["built"], files["hello"])
+	}
+
+	// The builder that does not answer is passed over, whichever comes first.
+	live := o.Addresses[0]
+	for _, dead := range []string{"tcp://127.0.0.1:1", "unix:///no/such/socket", "tcp://nothing.invalid:1"} {
+		moved := o
+		moved.Addresses, moved.Revision = []string{dead, live}, "9"+revision[1:]
+		if moved, _ := mustBuild(t, moved); moved.Builder != live && !moved.Reused {
+			t.Errorf("built by %q", moved.Builder)
+		}
 	}
 
 	before := builds(t, o.Addresses[0], false)
@@ -267,6 +277,7 @@ func TestFailures(t *testing.T) {
 		"registry down":     {"FROM scratch\n", func(o *Options) { o.Repository.Registry = "127.0.0.1:1" }, step.ExitRetry, []string{"the registry cannot be reached"}},
 		"daemon down":       {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Addresses = []string{"unix:///no/such/socket"} }, step.ExitRetry, []string{"the builder at unix:///no/such/socket cannot be reached", "; is buildkitd running there?"}},
 		"daemon down, TCP":  {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Addresses = []string{"tcp://127.0.0.1:1"} }, step.ExitRetry, []string{"the builder at tcp://127.0.0.1:1 cannot be reached", "connection refused"}},
+		"all daemons down":  {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Addresses = []string{"tcp://127.0.0.1:1", "unix:///no/such/socket"} }, step.ExitRetry, []string{"no builder can be reached", "tcp://127.0.0.1:1", "unix:///no/such/socket"}},
 		"not a daemon":      {"FROM scratch\nCOPY x /\n", func(o *Options) { o.Addresses = []string{"tcp://registry:80"} }, step.ExitRetry, []string{"the builder at tcp://registry:80 cannot be reached"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -438,7 +438,7 @@ func ParseAuthorEmail(s string) (string, error) {
 func ParseWorkflowsURL(s string) (string, error) {
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || record.OneLine(s) != s || strings.Contains(s, "{{") {
-		return "", step.Invalidf("parsing the address of Workflows %q: want https://host[:port][/path]", step.Clip(s))
+		return "", step.Invalidf("parsing the address of Workflows %q: want https://host[:port][/path]", step.Clip(step.RedactURLs(s)))
 	}
 	return strings.TrimRight(s, "/"), nil
 }

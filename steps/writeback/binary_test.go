@@ -62,6 +62,10 @@ func TestExitCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := deployment("citation", r[0])
+	digest := filepath.Join(t.TempDir(), "digest") // as digest-inspect --outputs writes it
+	if err := os.WriteFile(digest, []byte(d.Digest), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name    string
 		d       Deployment
@@ -71,6 +75,11 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"updated", d, nil, step.ExitOK, `"result":"updated"`},
 		{"unchanged", d, nil, step.ExitOK, `"result":"unchanged"`},
+		{"digest from a file", d, map[string]string{"digest": "", "digest-file": digest}, step.ExitOK, `"result":"unchanged"`},
+		{"no digest", d, map[string]string{"digest": ""}, step.ExitInvalid, "give --digest or --digest-file"},
+		{"two digests", d, map[string]string{"digest-file": digest}, step.ExitInvalid, "keep one"},
+		{"no digest file", d, map[string]string{"digest": "", "digest-file": digest + "x"}, step.ExitInvalid, "reading the file of --digest-file"},
+		{"no digest in the file", d, map[string]string{"digest": "", "digest-file": create}, step.ExitInvalid, "parsing the digest"},
 		{"created", deployment("new", r[0]), map[string]string{"create-from": create}, step.ExitOK, `"result":"created"`},
 		{"newer", deployment("citation", r[1]), nil, step.ExitOK, `"result":"updated"`},
 		{"stale", d, nil, step.ExitOK, `"result":"stale"`},
