@@ -50,13 +50,18 @@ func Objects(c config.Config) ([]any, error) {
 	}
 	no, yes, replicas, root := false, true, int32(c.Cluster.Builders), int64(0)
 	labels := Labels()
-	probe := func(period, failures int32) *corev1.Probe {
+	probe := func(period, failures int32, args ...string) *corev1.Probe {
 		return &corev1.Probe{
-			// It answers when its worker can take a build.
-			ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/usr/bin/buildctl", "--addr", fmt.Sprintf("tcp://127.0.0.1:%d", Port), "debug", "workers"}}},
+			ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{
+				Command: append([]string{"/usr/bin/buildctl", "--addr", fmt.Sprintf("tcp://127.0.0.1:%d", Port)}, args...),
+			}},
 			PeriodSeconds: period, FailureThreshold: failures, TimeoutSeconds: 10,
 		}
 	}
+	// It is ready once it has built something: that needs its mounts and its volume.
+	// From then on it is asked for its workers only. A volume that fills up later must
+	// not take it away: the build's message says more than a builder that is gone.
+	build := []string{"build", "--no-cache", "--frontend", "dockerfile.v0", "--local", "context=/etc/buildkit", "--local", "dockerfile=/etc/buildkit"}
 	pod := corev1.PodSpec{
 		HostUsers: &no, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 		SecurityContext: &corev1.PodSecurityContext{RunAsUser: &root, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}},
@@ -72,8 +77,9 @@ func Objects(c config.Config) ([]any, error) {
 			Command:         []string{"/usr/bin/buildkitd"},
 			Args:            []string{"--addr", fmt.Sprintf("tcp://0.0.0.0:%d", Port), "--config", "/etc/buildkit/buildkitd.toml", "--root", "/var/lib/buildkit"},
 			Ports:           []corev1.ContainerPort{{Name: "grpc", ContainerPort: Port}},
-			ReadinessProbe:  probe(5, 2),
-			LivenessProbe:   probe(30, 5),
+			StartupProbe:    probe(2, 90, build...),
+			ReadinessProbe:  probe(5, 2, "debug", "workers"),
+			LivenessProbe:   probe(30, 5, "debug", "workers"),
 			SecurityContext: &corev1.SecurityContext{Privileged: &yes, RunAsUser: &root},
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("256Mi"),
@@ -102,7 +108,7 @@ func Objects(c config.Config) ([]any, error) {
 		claim.Spec.StorageClassName = &c.Cluster.StorageClass
 	}
 	return []any{
-		&corev1.ConfigMap{TypeMeta: zone.Type("v1", "ConfigMap"), ObjectMeta: zone.Meta(zone.Builder, name), Data: map[string]string{"buildkitd.toml": string(text)}},
+		&corev1.ConfigMap{TypeMeta: zone.Type("v1", "ConfigMap"), ObjectMeta: zone.Meta(zone.Builder, name), Data: map[string]string{"buildkitd.toml": string(text), "Dockerfile": "FROM scratch\nCOPY buildkitd.toml /\n"}},
 		&corev1.Service{
 			TypeMeta: zone.Type("v1", "Service"), ObjectMeta: zone.Meta(zone.Builder, name),
 			Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Selector: labels, Ports: []corev1.ServicePort{{Name: "grpc", Port: Port, TargetPort: intstr.FromString("grpc")}}},
