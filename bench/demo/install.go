@@ -67,7 +67,7 @@ func (d Demo) images(ctx context.Context, log io.Writer) (changed bool, err erro
 }
 
 func (d Demo) apply(ctx context.Context, log io.Writer) (bool, error) {
-	cmd := exec.CommandContext(ctx, d.Fabrique, "apply", "--config", d.config(), "--kubeconfig", d.Kubectl.Kubeconfig)
+	cmd := exec.CommandContext(ctx, d.Fabrique, "apply", "--config", d.Config(), "--kubeconfig", d.Kubectl.Kubeconfig)
 	out, err := cmd.CombinedOutput()
 	log.Write(out)
 	if err != nil {

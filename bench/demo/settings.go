@@ -22,7 +22,7 @@ type Settings struct {
 
 // Reconfigure renders and applies the factory with other settings. The images stay.
 func (d Demo) Reconfigure(ctx context.Context, log io.Writer, s Settings) error {
-	now, err := config.Load(d.config())
+	now, err := config.Load(d.Config())
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,8 @@ func (d Demo) Reconfigure(ctx context.Context, log io.Writer, s Settings) error 
 	return err
 }
 
-func (d Demo) config() string { return filepath.Join(d.Dir, config.FileName) }
+// Config gives the path of fabrique.yaml.
+func (d Demo) Config() string { return filepath.Join(d.Dir, config.FileName) }
 
 // configure writes fabrique.yaml. The references name each image by digest.
 func (d Demo) configure(ctx context.Context, references map[string]string, s Settings) error {
@@ -85,5 +86,5 @@ cluster:
 	if err := os.MkdirAll(d.Dir, 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(d.config(), []byte(text), 0o600)
+	return os.WriteFile(d.Config(), []byte(text), 0o600)
 }

@@ -1,15 +1,16 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -40,47 +41,58 @@ func (d Demo) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer stop()
-	work := clones{ctx, admin, d.Dir}
-	if err := work.fill(platform.SourceRepo, sample.Atlas(), nil); err != nil {
-		return err
-	}
-	// The records name Gitea as this cluster knows it.
-	if err := work.fill(platform.AppsRepo, sample.Apps(), strings.NewReplacer("http://gitea:3000", platform.GiteaURL)); err != nil {
+	work := Clones{admin, d.Dir}
+	if err := d.Declare(ctx, work); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nThe two apps are declared in %s. Pushes to %s from here on:\n", platform.AppsRepo, platform.SourceRepo)
 	var pushes []Push
 	for i := range 2 {
 		greeting := fmt.Sprintf("Push %d at %s", i+1, time.Now().Format("15:04:05"))
-		p, err := d.push(ctx, out, work, "hello", greeting)
+		p, err := d.Push(ctx, out, work, "hello", greeting)
 		if err != nil {
 			return err
 		}
 		pushes = append(pushes, p)
 	}
-	return table(out, pushes)
+	return Table(out, pushes)
 }
 
-// push commits another greeting for an app that serves a page and waits until its
-// pods say it.
-func (d Demo) push(ctx context.Context, out io.Writer, work clones, app, greeting string) (Push, error) {
-	dir := work.dir(platform.SourceRepo)
-	page := "<!doctype html>\n<title>" + app + "</title>\n<p>" + greeting + "</p>\n"
-	if err := os.WriteFile(filepath.Join(dir, "web", app, "index.html"), []byte(page), 0o644); err != nil {
+// Declare clones both repositories anew and pushes the sample into them where it
+// is not there.
+func (d Demo) Declare(ctx context.Context, work Clones) error {
+	if err := work.fill(ctx, platform.SourceRepo, sample.Atlas(), nil); err != nil {
+		return err
+	}
+	return work.fill(ctx, platform.AppsRepo, sample.Apps(), GiteaInCluster)
+}
+
+// GiteaInCluster makes a record of the sample name Gitea as this cluster knows it.
+var GiteaInCluster = strings.NewReplacer("http://gitea:3000", platform.GiteaURL)
+
+// Push commits another greeting for an app that serves a page, pushes it, and
+// follows it until its pods say it.
+func (d Demo) Push(ctx context.Context, out io.Writer, work Clones, app, greeting string) (Push, error) {
+	if err := work.Greet(app, greeting); err != nil {
 		return Push{}, err
 	}
-	if err := work.commit(dir, greeting); err != nil {
-		return Push{}, err
-	}
-	revision, err := work.git(dir, "rev-parse", "HEAD")
+	revision, err := work.Commit(ctx, platform.SourceRepo, greeting)
 	if err != nil {
 		return Push{}, err
 	}
-	p := Push{Revision: revision}
 	start := time.Now()
-	if _, err := work.git(dir, "push", "--quiet", work.url(platform.SourceRepo), "HEAD:refs/heads/main"); err != nil {
-		return p, err
+	if err := work.Push(ctx, platform.SourceRepo, "HEAD:refs/heads/main"); err != nil {
+		return Push{}, err
 	}
+	return d.Follow(ctx, out, start, app, revision, greeting)
+}
+
+// Follow waits until an app's pods say the greeting that was pushed with revision,
+// writes each stage to out as it is reached, counted from start, and checks that
+// the pods run what the record names. When the push's own Workflow fails without
+// publishing the app, it gives the reason.
+func (d Demo) Follow(ctx context.Context, out io.Writer, start time.Time, app, revision, greeting string) (Push, error) {
+	p := Push{Revision: revision}
 	reached := func(name string) {
 		s := Stage{name, time.Since(start).Round(100 * time.Millisecond)}
 		p.Stages = append(p.Stages, s)
@@ -110,10 +122,16 @@ func (d Demo) push(ctx context.Context, out io.Writer, work clones, app, greetin
 		}
 		select {
 		case <-ctx.Done():
-			return p, context.Cause(ctx)
+			return p, fmt.Errorf("the push %s did not come to life: %w; %s", revision[:12], context.Cause(ctx), w.last)
 		case <-time.After(300 * time.Millisecond):
 		}
 	}
+}
+
+// Deployed gives the revision of an app's record and its images, as Argo CD knows
+// them; nothing for an app that it does not know.
+func (d Demo) Deployed(ctx context.Context, app string) (string, error) {
+	return d.Kubectl.Run(ctx, nil, "get", "application", app, "-n", "argocd", "--ignore-not-found", "-o", `jsonpath={.metadata.annotations.fabrique/revision} {.spec.source.kustomize.images}`)
 }
 
 // runs checks that the record and the pods name one digest, and the commit.
@@ -154,20 +172,12 @@ type watch struct {
 	last      string
 }
 
-// next gives what was reached since the last call. A failed Workflow is an error.
+// next gives what was reached since the last call. A Workflow that has failed
+// without publishing the app is an error.
 func (w *watch) next(ctx context.Context) ([]string, error) {
-	var workflow struct {
-		Status struct {
-			Phase, Message string
-			Nodes          map[string]node
-		}
-	}
-	out, err := w.d.Kubectl.Run(ctx, nil, "get", "workflow", "-n", zone.Workflows, w.name, "--ignore-not-found", "-o", "json")
-	if err != nil || out == "" {
+	workflow, there, err := w.d.Workflow(ctx, w.name)
+	if err != nil || !there {
 		w.last = "no Workflow came of it"
-		return nil, err
-	}
-	if err := json.Unmarshal([]byte(out), &workflow); err != nil {
 		return nil, err
 	}
 	var reached []string
@@ -178,86 +188,148 @@ func (w *watch) next(ctx context.Context) ([]string, error) {
 		}
 	}
 	once("received: a Workflow is there")
+	published, failed := false, ""
 	for _, step := range []struct{ template, name string }{
-		{"plan", "planned: what is due is known"}, {"build", "built and pushed"}, {"inspect", "digest read from the registry"}, {"publish", "written into the record"},
+		{"plan", "planned: what is due is known"}, {"build", "built and pushed"}, {"publish", "checked, and written into the record"},
 	} {
-		for _, n := range workflow.Status.Nodes {
-			if n.TemplateName == step.template && n.Type == "Pod" && n.Phase == "Succeeded" && (step.template == "plan" || n.app() == w.app) {
+		for _, n := range workflow.Pods(step.template) {
+			switch {
+			case step.template != "plan" && n.Inputs.Get("app") != w.app:
+			case n.Phase == "Succeeded":
 				once(step.name)
+				published = published || step.template == "publish"
+			case n.Phase == "Failed" || n.Phase == "Error":
+				failed += "\n" + n.DisplayName + ": " + n.Message
 			}
 		}
 	}
 	w.last = "the Workflow is " + workflow.Status.Phase
-	// Another app's failure is not this one's.
-	failed := ""
-	for _, n := range workflow.Status.Nodes {
-		if n.Type == "Pod" && (n.Phase == "Failed" || n.Phase == "Error") && (n.TemplateName == "plan" || n.app() == w.app) {
-			failed += "\n" + n.DisplayName + ": " + n.Message
-		}
-	}
-	if failed != "" && (workflow.Status.Phase == "Failed" || workflow.Status.Phase == "Error") {
-		return reached, errors.New("the Workflow failed: " + workflow.Status.Message + failed)
+	// Another app's failure, or a broken record, is not this one's; and a step may
+	// have succeeded when it was tried again.
+	if workflow.Over() && workflow.Status.Phase != "Succeeded" && !published {
+		return reached, fmt.Errorf("the Workflow %s failed: %s%s", w.name, workflow.Status.Message, failed)
 	}
 	return reached, nil
 }
 
-// node is one step of a Workflow as its status tells it.
-type node struct {
-	DisplayName, TemplateName, Type, Phase, Message string
-	Inputs                                          struct {
-		Parameters []struct{ Name, Value string }
+// Workflow is what the chain's scenarios read of one.
+type Workflow struct {
+	Metadata struct {
+		Name              string
+		Labels            map[string]string
+		CreationTimestamp time.Time
+	}
+	Spec   struct{ Arguments Values }
+	Status struct {
+		Phase, Message string
+		Nodes          map[string]Node
 	}
 }
 
-// app gives the app that the step was for.
-func (n node) app() string {
-	for _, p := range n.Inputs.Parameters {
-		if p.Name == "app" {
+// Node is one node of a Workflow as its status tells it. A step that is tried again
+// has one of type Pod for each try.
+type Node struct {
+	ID, DisplayName, TemplateName, Type, Phase, Message string
+	StartedAt                                           time.Time
+	Inputs, Outputs                                     Values
+}
+
+// Values are parameters with their values; of a step's outputs also how it ended.
+type Values struct {
+	Parameters []struct{ Name, Value string }
+	ExitCode   string
+}
+
+// Get gives a parameter's value, empty when there is none of the name.
+func (v Values) Get(name string) string {
+	for _, p := range v.Parameters {
+		if p.Name == name {
 			return p.Value
 		}
 	}
 	return ""
 }
 
-func table(out io.Writer, pushes []Push) error {
+// Over tells whether nothing of the Workflow runs any more.
+func (w Workflow) Over() bool {
+	return w.Status.Phase == "Succeeded" || w.Status.Phase == "Failed" || w.Status.Phase == "Error"
+}
+
+// Pods gives the pods, all tries, that were made of a template, in the order in
+// which they began.
+func (w Workflow) Pods(template string) []Node {
+	var pods []Node
+	for _, n := range w.Status.Nodes {
+		if n.Type == "Pod" && n.TemplateName == template {
+			pods = append(pods, n)
+		}
+	}
+	slices.SortFunc(pods, func(a, b Node) int {
+		return cmp.Or(a.StartedAt.Compare(b.StartedAt), strings.Compare(a.ID, b.ID))
+	})
+	return pods
+}
+
+// Workflow reads a Workflow of the factory and tells whether there is one of the
+// name.
+func (d Demo) Workflow(ctx context.Context, name string) (w Workflow, there bool, err error) {
+	out, err := d.Kubectl.Run(ctx, nil, "get", "workflow", "-n", zone.Workflows, name, "--ignore-not-found", "-o", "json")
+	if err != nil || out == "" {
+		return w, false, err
+	}
+	return w, true, json.Unmarshal([]byte(out), &w)
+}
+
+// Table shows when each push reached each stage.
+func Table(out io.Writer, pushes []Push) error {
 	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for _, p := range pushes {
 		fmt.Fprintf(w, "%s\t", p.Revision[:12])
 	}
 	fmt.Fprintln(w, "  stage, seconds after git push")
-	for i, s := range pushes[0].Stages {
+	for _, s := range pushes[0].Stages {
 		for _, p := range pushes {
-			if i < len(p.Stages) {
-				fmt.Fprintf(w, "%.1f\t", p.Stages[i].After.Seconds())
+			text := "-"
+			for _, other := range p.Stages {
+				if other.Name == s.Name {
+					text = fmt.Sprintf("%.1f", other.After.Seconds())
+				}
 			}
+			fmt.Fprintf(w, "%s\t", text)
 		}
 		fmt.Fprintf(w, "  %s\n", s.Name)
 	}
 	return w.Flush()
 }
 
-// clones are a person's working copies.
-type clones struct {
-	ctx   context.Context
-	admin giteaadmin.Admin
-	root  string
+// MarshalJSON gives the time in seconds.
+func (s Stage) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{"stage": s.Name, "seconds": s.After.Seconds()})
 }
 
-func (c clones) url(repo string) string { return c.admin.URL + "/" + repo + ".git" }
+// Clones are a person's working copies of both repositories, below Root.
+type Clones struct {
+	Admin giteaadmin.Admin
+	Root  string
+}
 
-func (c clones) dir(repo string) string {
-	return filepath.Join(c.root, strings.ReplaceAll(repo, "/", "-"))
+// URL is where this machine reaches a repository ("owner/name").
+func (c Clones) URL(repo string) string { return c.Admin.URL + "/" + repo + ".git" }
+
+// Dir is a repository's working copy.
+func (c Clones) Dir(repo string) string {
+	return filepath.Join(c.Root, strings.ReplaceAll(repo, "/", "-"))
 }
 
 // fill clones the repository anew and pushes the files into it unless they are
 // there.
-func (c clones) fill(repo string, files fs.FS, replace *strings.Replacer) error {
-	dir := c.dir(repo)
+func (c Clones) fill(ctx context.Context, repo string, files fs.FS, replace *strings.Replacer) error {
+	dir := c.Dir(repo)
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	if _, err := c.git(c.root, "clone", "--quiet", c.url(repo), dir); err != nil {
+	if _, err := c.git(ctx, c.Root, "clone", "--quiet", c.URL(repo), dir); err != nil {
 		return err
 	}
 	err := fs.WalkDir(files, ".", func(path string, e fs.DirEntry, err error) error {
@@ -284,27 +356,60 @@ func (c clones) fill(repo string, files fs.FS, replace *strings.Replacer) error 
 	if err != nil {
 		return err
 	}
-	if status, err := c.git(dir, "status", "--porcelain"); err != nil || status == "" {
+	if status, err := c.Git(ctx, repo, "status", "--porcelain"); err != nil || status == "" {
 		return err
 	}
-	if err := c.commit(dir, "Begin"); err != nil {
+	if _, err := c.Commit(ctx, repo, "Begin"); err != nil {
 		return err
 	}
-	_, err = c.git(dir, "push", "--quiet", c.url(repo), "HEAD:refs/heads/main")
+	return c.Push(ctx, repo, "HEAD:refs/heads/main")
+}
+
+// Sync makes a working copy what the branch main of its repository is.
+func (c Clones) Sync(ctx context.Context, repo string) error {
+	for _, args := range [][]string{
+		{"fetch", "--quiet", "--no-tags", c.URL(repo), "refs/heads/main"},
+		{"reset", "--quiet", "--hard", "FETCH_HEAD"},
+		{"clean", "--quiet", "-d", "--force"},
+	} {
+		if _, err := c.Git(ctx, repo, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Greet gives an app's page, in the working copy, another greeting.
+func (c Clones) Greet(app, greeting string) error {
+	page := "<!doctype html>\n<title>" + app + "</title>\n<p>" + greeting + "</p>\n"
+	return os.WriteFile(filepath.Join(c.Dir(platform.SourceRepo), "web", app, "index.html"), []byte(page), 0o644)
+}
+
+// Commit commits all that has changed in a working copy and gives the commit's id.
+func (c Clones) Commit(ctx context.Context, repo, message string) (revision string, err error) {
+	if _, err := c.Git(ctx, repo, "add", "--all"); err != nil {
+		return "", err
+	}
+	if _, err := c.Git(ctx, repo, "commit", "--quiet", "--message", message); err != nil {
+		return "", err
+	}
+	return c.Git(ctx, repo, "rev-parse", "HEAD")
+}
+
+// Push pushes refspecs ("HEAD:refs/heads/main") to a repository.
+func (c Clones) Push(ctx context.Context, repo string, refspecs ...string) error {
+	_, err := c.Git(ctx, repo, append([]string{"push", "--quiet", c.URL(repo)}, refspecs...)...)
 	return err
 }
 
-func (c clones) commit(dir, message string) error {
-	if _, err := c.git(dir, "add", "--all"); err != nil {
-		return err
-	}
-	_, err := c.git(dir, "commit", "--quiet", "--message", message)
-	return err
+// Git runs git in a working copy and gives its trimmed output.
+func (c Clones) Git(ctx context.Context, repo string, args ...string) (string, error) {
+	return c.git(ctx, c.Dir(repo), args...)
 }
 
-func (c clones) git(dir string, args ...string) (string, error) {
-	cmd := exec.CommandContext(c.ctx, "git", args...)
-	cmd.Dir, cmd.Env = dir, giteaadmin.GitEnv(c.admin.URL, c.admin.Token)
+func (c Clones) git(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "git", args...)
+	cmd.Dir, cmd.Env = dir, giteaadmin.GitEnv(c.Admin.URL, c.Admin.Token)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("running git %s: %w\n%s", strings.Join(args, " "), err, out)
