@@ -5,7 +5,9 @@ package workflows
 
 import (
 	"maps"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"fabrique/manifests/buildkitd"
+	"fabrique/manifests/egress"
 	"fabrique/manifests/zone"
 	"fabrique/steps/config"
 	"fabrique/steps/frontend"
@@ -35,15 +38,15 @@ const (
 	keepFailed    = int32(7 * 24 * 60 * 60)
 )
 
-// item are the fields of a due app (reconcile-head's result) that the next steps
-// are given. Each has passed a strict parser, and none may hold "{{".
+// item are the fields of an item (reconcile-head's result) that the next steps are
+// given. Each has passed a strict parser, and none may hold "{{".
 var item = []string{"app", "record", "revision", "context", "dockerfile", "image", "buildArgs", "target", "sourceKey"}
 
 // Objects gives the WorkflowTemplate and the CronWorkflow.
 func Objects(c config.Config) []any {
 	g := generator{c}
 	meta := zone.Meta(zone.Workflows, CronName)
-	forbid, deadline, history := argo.ForbidConcurrent, int64(600), int32(3)
+	deadline, history := int64(600), int32(3)
 	return []any{
 		&argo.WorkflowTemplate{
 			TypeMeta: zone.Type("argoproj.io/v1alpha1", "WorkflowTemplate"), ObjectMeta: zone.Meta(zone.Workflows, TemplateName),
@@ -52,7 +55,10 @@ func Objects(c config.Config) []any {
 		&argo.CronWorkflow{
 			TypeMeta: zone.Type("argoproj.io/v1alpha1", "CronWorkflow"), ObjectMeta: meta,
 			Spec: argo.CronWorkflowSpec{
-				Schedules: []string{c.Cluster.Schedule}, ConcurrencyPolicy: forbid, StartingDeadlineSeconds: &deadline,
+				Schedules: []string{c.Cluster.Schedule}, StartingDeadlineSeconds: &deadline,
+				// One that hangs, on a builder that is gone, must not stop the others. Beside each
+				// other they do no harm: see app.
+				ConcurrencyPolicy:          argo.AllowConcurrent,
 				SuccessfulJobsHistoryLimit: &history, FailedJobsHistoryLimit: &history,
 				WorkflowSpec: argo.WorkflowSpec{WorkflowTemplateRef: &argo.WorkflowTemplateRef{Name: TemplateName}},
 			},
@@ -94,6 +100,9 @@ var failing = &argo.ContinueOn{Failed: true, Error: true}
 func (g generator) main() argo.Template {
 	return argo.Template{Name: "main", Steps: []argo.ParallelSteps{
 		{Steps: []argo.WorkflowStep{{Name: "apps", Template: "apps", ContinueOn: failing}}},
+		// Argo calls a run that was terminated a success if nothing failed but what may:
+		// there is no exit handler then. This step is not begun either, and so fails it.
+		{Steps: []argo.WorkflowStep{{Name: "failed", Template: run.Announce, When: "{{steps.apps.status}} != Succeeded"}}},
 	}}
 }
 
@@ -102,11 +111,13 @@ func (g generator) apps() argo.Template {
 	for _, field := range item {
 		arguments.Parameters = append(arguments.Parameters, value(field, "{{item."+field+"}}"))
 	}
-	return argo.Template{Name: "apps", Steps: []argo.ParallelSteps{
+	// Each build takes a share of its builder's memory.
+	atOnce := int64(1 + 4*g.Cluster.Builders)
+	return argo.Template{Name: "apps", Parallelism: &atOnce, Steps: []argo.ParallelSteps{
 		{Steps: []argo.WorkflowStep{{Name: "plan", Template: run.Plan}}},
 		{Steps: []argo.WorkflowStep{
 			{Name: "announce", Template: run.Announce, When: "{{steps.plan.outputs.parameters.count}} > 0", ContinueOn: failing},
-			{Name: "app", Template: run.App, WithParam: "{{steps.plan.outputs.parameters.due}}", Arguments: arguments},
+			{Name: "app", Template: run.App, WithParam: "{{steps.plan.outputs.parameters.items}}", Arguments: arguments},
 		}},
 	}}
 }
@@ -114,11 +125,15 @@ func (g generator) apps() argo.Template {
 // plan decides what is due: the one comparison that all ways in share.
 func (g generator) plan() argo.Template {
 	t := g.compare(run.Plan, "{{workflow.parameters."+RevisionParameter+"}}", "{{workflow.parameters."+AppParameter+"}}")
-	for _, field := range []string{"due", "count", "broken", "apps", "head", "revision", "superseded"} {
+	t.Container.Args = append(t.Container.Args, "--limit", strconv.Itoa(maxApps))
+	for _, field := range []string{"due", "items", "count", "left", "broken", "apps", "head", "revision", "superseded"} {
 		output(&t, field)
 	}
 	return t
 }
+
+// maxApps bounds a run: a Workflow is one object of at most 1 MiB.
+const maxApps = 100
 
 // recheck compares once more when the app's mutex is held: another run may have
 // deployed the app meanwhile, or a newer commit come.
@@ -143,7 +158,9 @@ func (g generator) compare(name, revision, app string) argo.Template {
 	return t
 }
 
-// app builds and publishes one app; two runs never do the same app at once.
+// app builds and publishes one app, in one run at a time: what another has deployed
+// meanwhile is not built again. Argo forgets who holds the mutex when its controller
+// restarts; two runs that build the same then make one commit all the same.
 func (g generator) app() argo.Template {
 	arguments := argo.Arguments{}
 	t := argo.Template{Name: run.App}
@@ -159,6 +176,9 @@ func (g generator) app() argo.Template {
 		{Name: "publish", Template: run.Publish, When: still},
 	} {
 		s.Arguments = arguments
+		if s.Name == "publish" {
+			s.Arguments.Parameters = append(slices.Clone(arguments.Parameters), value("digest", "{{steps.build.outputs.parameters.digest}}"))
+		}
 		t.Steps = append(t.Steps, argo.ParallelSteps{Steps: []argo.WorkflowStep{s}})
 	}
 	return t
@@ -168,16 +188,27 @@ func (g generator) app() argo.Template {
 // writer's token is near.
 func (g generator) build() argo.Template {
 	t := g.step(run.Build, "buildkit-build", g.Cluster.Images.BuildkitBuild, g.Builder.Timeout+g.Timeouts.Clone,
-		"--address", strings.Join(buildkitd.Addresses(g.Config), ","), "--dir", "/workspace/clone/tree", "--timeout", g.Builder.Timeout.String(),
-		"--platform", string(g.Builder.Platform), "--cache", g.Builder.Cache, "--frontends", frontends(g.Builder.Frontends))
+		"--dir", "/workspace/clone/tree", "--timeout", g.Builder.Timeout.String(),
+		"--platform", string(g.Builder.Platform), "--cache", g.Builder.Cache, "--frontends", frontends(g.Builder.Frontends),
+		"--proxy", egress.ProxyURL, "--proxy-report", egress.AdminURL, "--egress-key-file", egressDir+"/"+zone.EgressKey)
+	for _, address := range buildkitd.Addresses(g.Config) {
+		t.Container.Args = append(t.Container.Args, "--address", address)
+	}
+	for _, host := range g.insideHosts() {
+		t.Container.Args = append(t.Container.Args, "--no-proxy", host)
+	}
 	if g.Registry.PlainHTTP {
 		t.Container.Args = append(t.Container.Args, "--plain-http")
 	}
 	inputs(&t, map[string]string{
-		"FABRIQUE_CONTEXT": "context", "FABRIQUE_DOCKERFILE": "dockerfile", "FABRIQUE_BUILD_ARGS": "buildArgs",
+		"FABRIQUE_APP": "app", "FABRIQUE_CONTEXT": "context", "FABRIQUE_DOCKERFILE": "dockerfile", "FABRIQUE_BUILD_ARGS": "buildArgs",
 		"FABRIQUE_TARGET": "target", "FABRIQUE_REVISION": "revision", "FABRIQUE_SOURCE_KEY": "sourceKey",
-	}, "app", "record", "image")
-	t.Container.Env = append(t.Container.Env, corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")})
+	}, "record", "image")
+	t.Container.Env = append(t.Container.Env,
+		corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")},
+		corev1.EnvVar{Name: "FABRIQUE_WORKFLOW", Value: "{{workflow.name}}"})
+	mount(t.Container, "egress-token", egressDir)
+	t.Volumes = append(t.Volumes, secretVolume("egress-token", zone.EgressSecret))
 	mount(t.Container, "work", "/workspace")
 	mount(t.Container, "tmp", "/tmp")
 	t.Volumes = append(t.Volumes, empty("work"), empty("tmp"))
@@ -196,6 +227,17 @@ func (g generator) build() argo.Template {
 	return t
 }
 
+// insideHosts names what a build reaches without the gateway.
+func (g generator) insideHosts() []string {
+	var hosts []string
+	for _, address := range []string{"http://" + string(g.Registry.Address), g.Gitea.URL} {
+		if u, err := url.Parse(address); err == nil {
+			hosts = append(hosts, u.Hostname())
+		}
+	}
+	return hosts
+}
+
 // frontends writes them as the flag of buildkit-build reads them.
 func frontends(allowed frontend.Allowed) string {
 	var pairs []string
@@ -205,7 +247,7 @@ func frontends(allowed frontend.Allowed) string {
 	return strings.Join(pairs, ",")
 }
 
-// publish asks the registry what it has, believing the build nothing, and writes
+// publish asks the registry what it has, checks that it is what was built, and writes
 // that digest into the record. Only here, and only in the second container, is the
 // writer's token.
 func (g generator) publish() argo.Template {
@@ -217,6 +259,8 @@ func (g generator) publish() argo.Template {
 	inputs(&t, map[string]string{
 		"FABRIQUE_APP": "app", "FABRIQUE_RECORD": "record", "FABRIQUE_REVISION": "revision", "FABRIQUE_SOURCE_KEY": "sourceKey",
 	}, "image", "context", "dockerfile", "buildArgs", "target")
+	t.Inputs.Parameters = append(t.Inputs.Parameters, argo.Parameter{Name: "digest"})
+	*t.ActiveDeadlineSeconds = intstr.FromInt32(int32((g.Timeouts.Inspect + g.Timeouts.WriteBack + time.Minute).Seconds()))
 	image := corev1.EnvVar{Name: "FABRIQUE_IMAGE", Value: string(g.Registry.Address) + "/" + input("image")}
 	t.Container.Env = append(t.Container.Env, image)
 	g.token(&t, zone.WriterSecret)
@@ -232,6 +276,7 @@ func (g generator) publish() argo.Template {
 	}
 	inspect.Env = []corev1.EnvVar{
 		{Name: "FABRIQUE_REVISION", Value: input("revision")}, {Name: "FABRIQUE_SOURCE_KEY", Value: input("sourceKey")}, image,
+		{Name: "FABRIQUE_EXPECT", Value: input("digest")},
 	}
 	mount(inspect, "inspected", "/inspected")
 	t.InitContainers = []argo.UserContainer{{Container: *inspect}}
@@ -254,8 +299,9 @@ func (g generator) report(name string) argo.Template {
 	if name == run.Report {
 		t.Container.Args = append(t.Container.Args, "--end")
 	}
-	// It tries again by itself: what Argo retried would lose its message.
-	t.RetryStrategy = nil
+	// It tries again by itself. Argo retries a pod that was lost, and keeps the message
+	// of one that failed, as it would not if it looked at its exit code.
+	t.RetryStrategy.RetryPolicy, t.RetryStrategy.Expression = argo.RetryPolicyOnError, ""
 	yes := true
 	t.ServiceAccountName, t.AutomountServiceAccountToken = zone.ReporterAccount, &yes
 	g.token(&t, zone.StatusSecret)
@@ -263,11 +309,11 @@ func (g generator) report(name string) argo.Template {
 }
 
 // reportTimeout bounds one report.
-const reportTimeout = 2 * time.Minute
+const reportTimeout = 10 * time.Minute
 
 // step gives a template of one step program.
 func (g generator) step(name, program, image string, timeout time.Duration, args ...string) argo.Template {
-	limit, deadline := intstr.FromInt32(3), intstr.FromInt32(int32((timeout + time.Minute).Seconds()))
+	limit, deadline := intstr.FromInt32(4), intstr.FromInt32(int32((timeout + time.Minute).Seconds()))
 	factor := intstr.FromInt32(2)
 	container := g.container("main", program, image, timeout, args...)
 	mount(container, "out", "/out")
@@ -275,10 +321,10 @@ func (g generator) step(name, program, image string, timeout time.Duration, args
 		Name: name, Metadata: argo.Metadata{Labels: map[string]string{zone.StepLabel: name}}, Container: container, Volumes: []corev1.Volume{empty("out")}, ActiveDeadlineSeconds: &deadline,
 		RetryStrategy: &argo.RetryStrategy{
 			Limit: &limit, RetryPolicy: argo.RetryPolicyAlways,
-			Backoff: &argo.Backoff{Duration: "5s", Factor: &factor},
+			Backoff: &argo.Backoff{Duration: "10s", Factor: &factor},
 			// Exit codes 2 (bad input) and 3 (the source is at fault) come again with every
 			// try. The message tells those of a container before the main one.
-			Expression: `!(lastRetry.exitCode in ["2", "3"]) && !(lastRetry.message matches "exit code [23]\\)")`,
+			Expression: `!(lastRetry.exitCode in ["2", "3"]) && !(lastRetry.message matches "^[a-z0-9-]+: \\w+ \\(exit code [23]\\)")`,
 		},
 	}
 }
@@ -305,6 +351,7 @@ const (
 	tokenFile       = tokenDir + "/token"
 	readerTokenDir  = "/run/secrets/gitea-reader"
 	readerTokenFile = readerTokenDir + "/token"
+	egressDir       = "/run/secrets/egress"
 )
 
 func (g generator) token(t *argo.Template, secret string) {

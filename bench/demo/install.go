@@ -46,7 +46,7 @@ var refs = []struct{ field, repository string }{
 	{"reconcileHead", "fabrique/reconcile-head"}, {"cloneAtSHA", "fabrique/clone-at-sha"},
 	{"buildkitBuild", "fabrique/buildkit-build"}, {"digestInspect", "fabrique/digest-inspect"},
 	{"giteaWriteback", "fabrique/gitea-writeback"}, {"commitStatus", "fabrique/commit-status"},
-	{"buildkitd", "fabrique/buildkitd"},
+	{"egressGateway", "fabrique/egress-gateway"}, {"buildkitd", "fabrique/buildkitd"},
 }
 
 // images pushes what the factory runs and writes its configuration.
@@ -77,7 +77,7 @@ func (d Demo) apply(ctx context.Context, log io.Writer) (bool, error) {
 }
 
 // secrets brings the bots' tokens to where the factory reads them, and makes the
-// webhook's secret.
+// webhook's secret and the gateway's key.
 func (d Demo) secrets(ctx context.Context, _ io.Writer) (changed bool, err error) {
 	for from, to := range map[string]string{platform.ReaderSecret: zone.ReaderSecret, platform.WriterSecret: zone.WriterSecret, platform.StatusSecret: zone.StatusSecret} {
 		token, err := d.Secret(ctx, "gitea", from, "token")
@@ -90,11 +90,30 @@ func (d Demo) secrets(ctx context.Context, _ io.Writer) (changed bool, err error
 			return changed, err
 		}
 	}
-	there, err := d.Secret(ctx, zone.Events, zone.WebhookSecret, "secret")
-	if err != nil || !there.IsZero() {
-		return changed, err
+	for _, made := range []struct {
+		name, key  string
+		namespaces []string
+	}{
+		{zone.WebhookSecret, "secret", []string{zone.Events}},
+		{zone.EgressSecret, zone.EgressKey, []string{zone.Workflows, zone.Egress}},
+	} {
+		value, err := d.Secret(ctx, made.namespaces[0], made.name, made.key)
+		if err != nil {
+			return changed, err
+		}
+		text := value.Reveal()
+		if text == "" {
+			text = rand.Text()
+		}
+		for _, namespace := range made.namespaces {
+			did, err := d.SetSecret(ctx, namespace, made.name, nil, map[string]string{made.key: text})
+			changed = changed || did
+			if err != nil {
+				return changed, err
+			}
+		}
 	}
-	return d.SetSecret(ctx, zone.Events, zone.WebhookSecret, nil, map[string]string{"secret": rand.Text()})
+	return changed, nil
 }
 
 func (d Demo) webhook(ctx context.Context, _ io.Writer) (bool, error) {
@@ -155,7 +174,7 @@ func (d Demo) ready(ctx context.Context, log io.Writer) (bool, error) {
 	if out, err := d.Kubectl.Run(ctx, nil, "wait", "--for=condition=Deployed", "--timeout=180s", "-n", zone.Events, "eventbus/default", "eventsource/"+eventsources.Name, "sensor/gitea-push"); err != nil {
 		return true, fmt.Errorf("%w\n%s", err, out)
 	}
-	return d.Ready("factory ready", zone.Events, zone.Builder).Do(ctx, log)
+	return d.Ready("factory ready", zone.Events, zone.Builder, zone.Egress).Do(ctx, log)
 }
 
 // answer asks a service of the cluster, through the API server.

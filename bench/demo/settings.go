@@ -30,7 +30,7 @@ func (d Demo) Reconfigure(ctx context.Context, log io.Writer, s Settings) error 
 	if err := d.configure(ctx, map[string]string{
 		"fabrique/reconcile-head": i.ReconcileHead, "fabrique/clone-at-sha": i.CloneAtSHA, "fabrique/buildkit-build": i.BuildkitBuild,
 		"fabrique/digest-inspect": i.DigestInspect, "fabrique/gitea-writeback": i.GiteaWriteback, "fabrique/commit-status": i.CommitStatus,
-		"fabrique/buildkitd": i.Buildkitd,
+		"fabrique/egress-gateway": i.EgressGateway, "fabrique/buildkitd": i.Buildkitd,
 	}, s); err != nil {
 		return err
 	}
@@ -53,6 +53,10 @@ func (d Demo) configure(ctx context.Context, references map[string]string, s Set
 	if len(api.Endpoints) == 0 || len(api.Ports) == 0 {
 		return errors.New("looking for the API server: the EndpointSlice kubernetes names no address")
 	}
+	egress, err := outside(ctx)
+	if err != nil {
+		return err
+	}
 	text := fmt.Sprintf(`gitea:
   url: %s
 source:
@@ -67,6 +71,7 @@ builder:
 author:
   name: Fabrique
   email: fabrique@example.org
+egress: %s
 cluster:
   builders: %d
   schedule: "%s"
@@ -79,7 +84,7 @@ cluster:
     apiServer: {addresses: [%s], port: %d}
     dns: {namespace: kube-system, labels: {k8s-app: kube-dns}, port: 5353}
   images:
-`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion, strings.Join(api.Endpoints[0].Addresses, ", "), api.Ports[0].Port)
+`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, egress, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion, strings.Join(api.Endpoints[0].Addresses, ", "), api.Ports[0].Port)
 	for _, r := range refs {
 		text += fmt.Sprintf("    %s: %s\n", r.field, references[r.repository])
 	}

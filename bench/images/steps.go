@@ -33,6 +33,7 @@ func Steps() []Image {
 		step("digest-inspect", false),
 		step("gitea-writeback", false),
 		step("commit-status", false),
+		step("egress-gateway", false),
 	}
 }
 

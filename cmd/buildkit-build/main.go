@@ -43,6 +43,7 @@ revision>. A tag that the registry already has, built from the same revision, is
 			step.Var(f, &o.Cache, "cache", "also keep the cache in the registry: off, min or max (default off)", build.ParseCache)
 			step.Var(f, &o.Frontends, "frontends", "what \"# syntax=\" may name: name=builtin or name=replacement, by comma", frontend.Parse)
 			step.Var(f, &o.Secrets, "secrets", "files for RUN --mount=type=secret: id=file, by comma", build.ParseSecrets)
+			o.Proxy.Declare(f)
 		},
 		Run: func(ctx context.Context, log *slog.Logger) (build.Result, error) { return build.Run(ctx, log, o) },
 	})

@@ -6,11 +6,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"fabrique/manifests/apply"
+	"fabrique/manifests/kubeconfig"
 	"fabrique/manifests/render"
 )
 
 func (c *cli) applyCommand() *cobra.Command {
-	var kubeconfig string
+	var file string
 	var dryRun, prune bool
 	cmd := &cobra.Command{
 		Use:   "apply",
@@ -31,7 +32,7 @@ unchanged or removed. A second run says unchanged. Argo Workflows and Argo Event
 			if err != nil {
 				return err
 			}
-			cluster, err := apply.Connect(kubeconfig)
+			cluster, err := apply.Connect(file)
 			if err != nil {
 				return err
 			}
@@ -51,7 +52,7 @@ unchanged or removed. A second run says unchanged. Argo Workflows and Argo Event
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&kubeconfig, "kubeconfig", "", "file that names the cluster (default: $KUBECONFIG, else ~/.kube/config)")
+	kubeconfig.Flag(f, &file)
 	f.BoolVar(&dryRun, "dry-run", false, "let the API server check everything and change nothing")
 	f.BoolVar(&prune, "prune", true, "remove what the factory owns and does not need any more")
 	return cmd

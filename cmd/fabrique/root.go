@@ -52,7 +52,8 @@ func (c *cli) root() *cobra.Command {
 		Long: `Fabrique builds the images of the apps that are declared in the apps repository, whenever their
 source has changed, and writes the digests back, so that Argo CD deploys exactly that commit.
 
-Start with "fabrique init", then "fabrique config check", "fabrique status" and "fabrique build".
+Start with "fabrique init", then "fabrique config check", "fabrique status" and "fabrique build". In a cluster,
+"fabrique why SHA" tells what became of a commit, and "fabrique logs APP" follows a build.
 
 Every flag falls back to an environment variable: --some-flag to FABRIQUE_SOME_FLAG.
 
@@ -73,8 +74,8 @@ Exit codes: 0 done, also when there was nothing to do
 	if err := root.MarkPersistentFlagFilename("config", "yaml", "yml"); err != nil {
 		panic(err) // the flag stands one line above
 	}
-	root.AddCommand(c.initCommand(), c.configCommand(), c.statusCommand(), c.buildCommand(),
-		c.renderCommand(), c.applyCommand(), c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.versionCommand())
+	root.AddCommand(c.initCommand(), c.configCommand(), c.statusCommand(), c.whyCommand(), c.logsCommand(), c.buildCommand(),
+		c.renderCommand(), c.applyCommand(), c.egressCommand(), c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.versionCommand())
 	return root
 }
 

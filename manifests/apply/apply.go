@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"fabrique/manifests/kubeconfig"
 	"fabrique/manifests/zone"
 	"fabrique/steps/step"
 )
@@ -48,14 +48,11 @@ type Options struct {
 
 // Connect reads a kubeconfig, empty for the usual places. Exit code 2 when there
 // is none.
-func Connect(kubeconfig string) (*Cluster, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = kubeconfig
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+func Connect(file string) (*Cluster, error) {
+	config, err := kubeconfig.Load(file)
 	if err != nil {
-		return nil, step.Invalidf("reading the kubeconfig: %w; name one by --kubeconfig", err)
+		return nil, err
 	}
-	config.QPS, config.Burst = 50, 100
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, step.Invalidf("reading the kubeconfig: %w", err)
@@ -182,6 +179,7 @@ var pruned = []schema.GroupVersionKind{
 	{Group: "argoproj.io", Version: "v1alpha1", Kind: "CronWorkflow"},
 	{Group: "argoproj.io", Version: "v1alpha1", Kind: "WorkflowTemplate"},
 	{Group: "apps", Version: "v1", Kind: "StatefulSet"},
+	{Group: "apps", Version: "v1", Kind: "Deployment"},
 	{Version: "v1", Kind: "Service"},
 	{Version: "v1", Kind: "ConfigMap"},
 	{Version: "v1", Kind: "ResourceQuota"},
@@ -192,7 +190,7 @@ var pruned = []schema.GroupVersionKind{
 }
 
 func (c *Cluster) prune(ctx context.Context, keep map[string]bool, o Options, report func(Done, string)) (removed int, err error) {
-	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder} {
+	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder, zone.Egress} {
 		for _, kind := range pruned {
 			api, err := c.resource(kind, namespace)
 			if err != nil {

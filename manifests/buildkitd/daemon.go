@@ -29,7 +29,7 @@ func Labels() map[string]string {
 func Addresses(c config.Config) []string {
 	var all []string
 	for i := range c.Cluster.Builders {
-		all = append(all, fmt.Sprintf("tcp://%s-%d.%s.%s.svc.cluster.local:%d", name, i, name, zone.Builder, Port))
+		all = append(all, fmt.Sprintf("tcp://%s-%d.%s.%s.svc:%d", name, i, name, zone.Builder, Port))
 	}
 	return all
 }
@@ -77,7 +77,7 @@ func Objects(c config.Config) ([]any, error) {
 			Command:         []string{"/usr/bin/buildkitd"},
 			Args:            []string{"--addr", fmt.Sprintf("tcp://0.0.0.0:%d", Port), "--config", "/etc/buildkit/buildkitd.toml", "--root", "/var/lib/buildkit"},
 			Ports:           []corev1.ContainerPort{{Name: "grpc", ContainerPort: Port}},
-			StartupProbe:    probe(2, 90, build...),
+			StartupProbe:    probe(2, 300, build...),
 			ReadinessProbe:  probe(5, 2, "debug", "workers"),
 			LivenessProbe:   probe(30, 5, "debug", "workers"),
 			SecurityContext: &corev1.SecurityContext{Privileged: &yes, RunAsUser: &root},

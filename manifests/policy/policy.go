@@ -14,9 +14,11 @@ import (
 	"fabrique/eventsources"
 	"fabrique/manifests/buildkitd"
 	"fabrique/manifests/bus"
+	"fabrique/manifests/egress"
 	"fabrique/manifests/zone"
 	"fabrique/sensors"
 	"fabrique/steps/config"
+	rules "fabrique/steps/egress"
 	"fabrique/workflows/run"
 )
 
@@ -27,20 +29,29 @@ const busPort = 4222
 func Objects(c config.Config) []any {
 	n := c.Cluster.Network
 	var objects []any
-	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder} {
+	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder, zone.Egress} {
 		objects = append(objects, denyAll(namespace), policy(namespace, "dns", nil, nil, dns(n)...))
 	}
 	all := []string{run.Plan, run.Announce, run.Recheck, run.Build, run.Publish, run.Report}
 	busPods, builders := pods("", labels("eventbus-name", bus.Name), busPort), pods(zone.Builder, buildkitd.Labels(), buildkitd.Port)
+	gateway := func(port int32) peer { return pods(zone.Egress, egress.Labels(), port) }
 	return append(objects,
 		// Steps, and the executor beside each, which writes what they put out.
 		policy(zone.Workflows, "steps", steps(all...), nil, to(n.Gitea), to(n.APIServer)),
 		policy(zone.Workflows, "registry", steps(run.Build, run.Publish), nil, to(n.Registry)),
-		policy(zone.Workflows, "builder", steps(run.Build), nil, builders),
+		policy(zone.Workflows, "builder", steps(run.Build), nil, builders, gateway(egress.AdminPort)),
 
 		policy(zone.Builder, "buildkitd", labelled(buildkitd.Labels()), []peer{{port: buildkitd.Port, where: []networkingv1.NetworkPolicyPeer{{
 			NamespaceSelector: name(zone.Workflows), PodSelector: steps(run.Build),
-		}}}}, to(n.Registry), to(n.Gitea)),
+		}}}}, to(n.Registry), to(n.Gitea), gateway(egress.Port)),
+
+		// The gateway goes where its lists lead, which are names: here stand the addresses
+		// that it may dial at all.
+		policy(zone.Egress, "gateway", labelled(egress.Labels()), []peer{
+			pods(zone.Builder, buildkitd.Labels(), egress.Port),
+			{port: egress.AdminPort, where: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: name(zone.Workflows), PodSelector: steps(run.Build)}}},
+			withPort(to(n.APIServer), egress.AdminPort),
+		}, outside(c)...),
 
 		policy(zone.Events, "eventsource", labelled(labels("eventsource-name", eventsources.Name)), []peer{withPort(to(n.Gitea), eventsources.Port)}, busPods),
 		policy(zone.Events, "sensor", labelled(labels("sensor-name", sensors.Name)), nil, busPods, to(n.APIServer)),
@@ -86,6 +97,19 @@ func pods(namespace string, labels map[string]string, port int32) peer {
 func withPort(p peer, port int32) peer {
 	p.port = port
 	return p
+}
+
+// outside gives the networks of the listed names' ports.
+func outside(c config.Config) []peer {
+	var where []networkingv1.NetworkPolicyPeer
+	for _, p := range rules.NewPolicy(c.Egress).Networks() {
+		where = append(where, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}})
+	}
+	var peers []peer
+	for _, port := range c.Egress.Ports() {
+		peers = append(peers, peer{where: where, port: int32(port)})
+	}
+	return peers
 }
 
 // dns gives the cluster's DNS pods, by their container's port, and the node's own

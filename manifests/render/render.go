@@ -12,6 +12,7 @@ import (
 	"fabrique/eventsources"
 	"fabrique/manifests/buildkitd"
 	"fabrique/manifests/bus"
+	"fabrique/manifests/egress"
 	"fabrique/manifests/policy"
 	"fabrique/manifests/zone"
 	"fabrique/sensors"
@@ -74,7 +75,7 @@ func Objects(c config.Config) ([]map[string]any, error) {
 // order lists the files that are applied: a namespace first, and what acts on
 // others last.
 var order = []string{
-	"manifests/zones.yaml", "manifests/policies.yaml", "manifests/eventbus.yaml", "manifests/buildkitd.yaml",
+	"manifests/zones.yaml", "manifests/policies.yaml", "manifests/eventbus.yaml", "manifests/buildkitd.yaml", "manifests/egress.yaml",
 	"workflows/workflowtemplate.yaml", "eventsources/eventsource.yaml", "sensors/sensor.yaml",
 }
 
@@ -97,6 +98,7 @@ func groups(c config.Config) (map[string][]any, error) {
 		"manifests/policies.yaml":         policy.Objects(c),
 		"manifests/eventbus.yaml":         bus.Objects(c),
 		"manifests/buildkitd.yaml":        daemon,
+		"manifests/egress.yaml":           egress.Objects(c),
 		examples:                          zone.Examples(),
 		"sensors/sensor.yaml":             sensor,
 		"eventsources/eventsource.yaml":   eventsources.Objects(c),

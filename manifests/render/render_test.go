@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"fabrique/manifests/zone"
 	"fabrique/steps/config"
 )
 
@@ -21,6 +22,11 @@ var update = flag.Bool("update", false, "write the golden files")
 func configured(t *testing.T, extra ...string) config.Config {
 	t.Helper()
 	text := string(config.Template()) + `
+egress:
+  allow: [deb.example.net:80]
+  apps:
+    citation: [index.example.net:443, "*.example.net:443"]
+  denyCIDRs: [198.51.100.0/24]
 cluster:
   network:
     gitea: {namespace: gitea, labels: {app: gitea}, port: 3000}
@@ -29,7 +35,7 @@ cluster:
     nodeLocalDNS: 169.254.20.10
   images:
 `
-	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd"} {
+	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd", "egressGateway"} {
 		text += "    " + name + ": registry:80/fabrique/" + strings.ToLower(name) + "@sha256:" + strings.Repeat(string(rune('0'+i)), 64) + "\n"
 	}
 	c, err := config.Parse("fabrique.yaml", []byte(text+strings.Join(extra, "")))
@@ -174,7 +180,10 @@ func TestPoliciesNameEveryPeer(t *testing.T) {
 					t.Errorf("%s %s: %v is for everyone", meta["namespace"], meta["name"], rule)
 				}
 				for _, p := range named {
-					if block, ok := p.(map[string]any)["ipBlock"].(map[string]any); ok && !strings.HasSuffix(block["cidr"].(string), "/32") && !strings.HasSuffix(block["cidr"].(string), "/128") {
+					// The gateway alone has networks: it decides by names.
+					if block, ok := p.(map[string]any)["ipBlock"].(map[string]any); ok && strings.HasSuffix(block["cidr"].(string), "/0") {
+						t.Errorf("%s %s: %v is everyone", meta["namespace"], meta["name"], block)
+					} else if ok && meta["namespace"] != zone.Egress && !strings.HasSuffix(block["cidr"].(string), "/32") && !strings.HasSuffix(block["cidr"].(string), "/128") {
 						t.Errorf("%s %s: %v is more than one address", meta["namespace"], meta["name"], block)
 					}
 				}

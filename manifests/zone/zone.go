@@ -16,6 +16,7 @@ const (
 	Workflows = "fabrique"        // Workflow pods
 	Events    = "fabrique-events" // EventBus, EventSource, Sensor
 	Builder   = "fabrique-build"  // buildkitd, which runs strangers' Dockerfiles
+	Egress    = "fabrique-egress" // the gateway that lets builds out
 )
 
 // The service accounts. None of them has its token mounted in a pod but the
@@ -27,6 +28,7 @@ const (
 	ReporterAccount = "reporter" // of the steps that report on a Workflow; reads Workflows
 	SensorAccount   = "sensor"   // creates Workflows
 	BusAccount      = "bus"      // of EventBus and EventSource; may do nothing
+	EgressAccount   = "egress"   // of the gateway; may do nothing
 )
 
 // The Secrets that the factory reads; fabrique writes no secret, only examples.
@@ -35,7 +37,11 @@ const (
 	WriterSecret  = "gitea-writer"  // in Workflows: token
 	StatusSecret  = "gitea-status"  // in Workflows: token
 	WebhookSecret = "gitea-webhook" // in Events: secret
+	EgressSecret  = "egress-key"    // in Workflows and in Egress, the same: key
 )
+
+// EgressKey is the name in [EgressSecret].
+const EgressKey = "key"
 
 // Labels that everything of the factory carries; [ManagedBy] tells what "fabrique
 // apply" may remove.
@@ -85,16 +91,16 @@ func ContainerSecurity() *corev1.SecurityContext {
 // Objects gives the namespaces and what is in them before anything runs.
 func Objects() []any {
 	objects := []any{
-		namespace(Workflows, "restricted"), namespace(Events, "restricted"),
+		namespace(Workflows, "restricted"), namespace(Events, "restricted"), namespace(Egress, "restricted"),
 		// The daemon's deviations from restricted stand at its own manifest.
 		namespace(Builder, "privileged"),
-		quota(Workflows, "60"), quota(Events, "10"), quota(Builder, "10"),
+		quota(Workflows, "60"), quota(Events, "10"), quota(Builder, "10"), quota(Egress, "5"),
 	}
 	for _, a := range []struct {
 		namespace, name string
 		mounted         bool
 	}{
-		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Workflows, ReporterAccount, true}, {Events, SensorAccount, true}, {Events, BusAccount, false},
+		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Workflows, ReporterAccount, true}, {Events, SensorAccount, true}, {Events, BusAccount, false}, {Egress, EgressAccount, false},
 	} {
 		objects = append(objects, &corev1.ServiceAccount{
 			TypeMeta: Type("v1", "ServiceAccount"), ObjectMeta: Meta(a.namespace, a.name), AutomountServiceAccountToken: &a.mounted,
@@ -158,5 +164,7 @@ func Examples() []any {
 		example(Workflows, WriterSecret, "token", "REPLACE: token of the bot that writes the apps repository"),
 		example(Workflows, StatusSecret, "token", "REPLACE: token of the bot that writes statuses on the source's commits"),
 		example(Events, WebhookSecret, "secret", "REPLACE: the secret of webhook #2 in Gitea"),
+		example(Workflows, EgressSecret, EgressKey, "REPLACE: what openssl rand -hex 32 prints"),
+		example(Egress, EgressSecret, EgressKey, "REPLACE: the same"),
 	}
 }

@@ -52,6 +52,7 @@ type Options struct {
 	Cache     Cache
 	Frontends frontend.Allowed // what a "# syntax=" line may name
 	Secrets   Secrets
+	Proxy     Proxy // the way out of RUN instructions
 
 	// Progress gets BuildKit's display: its live view on a terminal, plain
 	// lines otherwise. Nil shows nothing.
@@ -132,10 +133,15 @@ func solve(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, step.Sourcef("reading the Dockerfile: %w", err)
 	}
-	attachables, redact, err := o.Secrets.load()
+	attachables, redactSecrets, err := o.Secrets.load()
 	if err != nil {
 		return Result{}, err
 	}
+	redactProxy, err := o.Proxy.attrs(ctx, o.BuildArgs, src, attrs)
+	if err != nil {
+		return Result{}, err
+	}
+	redact := func(text string) string { return redactProxy(redactSecrets(text)) }
 	daemon, address, err := connect(ctx, log, o)
 	if err != nil {
 		return Result{}, err
@@ -169,13 +175,14 @@ func solve(ctx context.Context, log *slog.Logger, o Options) (Result, error) {
 		log.Warn("going on without the registry cache", "problem", problem)
 	}
 	if err != nil {
-		return result, classify(ctx, o, address, seen, redact, err)
+		return result, o.Proxy.explain(ctx, log, started, classify(ctx, o, address, seen, redact, err))
 	}
 	pushed, err := image.ParseDigest(response.ExporterResponse[exptypes.ExporterImageDigestKey])
 	if err != nil {
 		return result, fmt.Errorf("reading the builder's answer: %w", err)
 	}
 	result.Digest = pushed
+	_ = o.Proxy.explain(ctx, log, started, nil)
 	log.Info("built", "image", tag, "digest", pushed, "cached", result.Cached, "total", result.Total, "took", time.Since(started).Round(time.Millisecond))
 	return result, nil
 }

@@ -261,7 +261,7 @@ func TestFailures(t *testing.T) {
 		"empty Dockerfile":  {"\n", nil, step.ExitSource, []string{"file with no instructions"}},
 		"broken Dockerfile": {"FROM scratch\nRUNN x\n", nil, step.ExitSource, []string{"unknown instruction: RUNN"}},
 		"failing RUN":       {base + "RUN for i in $(seq 30); do echo line $i; done; exit 7\n", nil, step.ExitSource, []string{"exit code: 7", "; its last output:\n    line 19\n", "\n    line 30"}},
-		"killed RUN":        {base + "RUN sh -c 'kill -9 $$'; exit $?\n", nil, step.ExitSource, []string{"exit code: 137"}},
+		"killed RUN":        {base + "RUN sh -c 'kill -9 $$'; exit $?\n", nil, step.ExitRetry, []string{"exit code: 137", "want of memory"}},
 		"missing program":   {base + "RUN no-such-program\n", nil, step.ExitSource, []string{"exit code: 127", "no-such-program: not found"}},
 		"missing COPY":      {"FROM scratch\nCOPY nothing /\n", nil, step.ExitSource, []string{`"/nothing": not found`}},
 		"COPY from outside": {"FROM scratch\nCOPY ../secret /\n", nil, step.ExitSource, []string{`"/secret": not found`}},

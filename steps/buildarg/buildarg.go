@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 
 	"fabrique/steps/step"
 )
@@ -20,12 +21,15 @@ type Args map[string]string
 
 // Parse reads "KEY=value,KEY2=value": pairs separated by commas, white space
 // around each pair dropped. A value may be empty and may hold "=", but no comma
-// and no control character. A name given twice is an error. The empty text
-// gives no arguments.
+// and nothing that cannot be printed. A name given twice is an error. The empty text
+// gives no arguments. All together they are at most 16 KiB.
 func Parse(s string) (Args, error) {
 	args := Args{}
 	if strings.TrimSpace(s) == "" {
 		return args, nil
+	}
+	if len(s) > maxLength {
+		return nil, step.Invalidf("parsing the build arguments: they have %d bytes, at most %d are allowed", len(s), maxLength)
 	}
 	for pair := range strings.SplitSeq(s, ",") {
 		pair = strings.TrimSpace(pair)
@@ -43,6 +47,9 @@ func Parse(s string) (Args, error) {
 	}
 	return args, nil
 }
+
+// maxLength bounds what a Workflow carries through many of its nodes.
+const maxLength = 16 << 10
 
 // String gives the arguments in the form that [Parse] reads, sorted by name.
 func (a Args) String() string {
@@ -82,8 +89,9 @@ func Check(name, value string) error {
 		return step.Invalidf("parsing the build argument %q: its value has %d bytes, at most 4096 are allowed", name, len(value))
 	}
 	for _, r := range value {
-		if r < ' ' || r == 0x7f || r == ',' || r == 0xfffd {
-			return step.Invalidf("parsing the build argument %q: its value must not hold commas or control characters", name)
+		// What Go would write as an escape is no JSON in a Workflow's parameters.
+		if !unicode.IsPrint(r) || r == ',' || r == 0xfffd {
+			return step.Invalidf("parsing the build argument %q: its value must not hold commas or what cannot be printed", name)
 		}
 	}
 	return nil

@@ -3,14 +3,16 @@
 //
 // A commit has the context "fabrique" for the run as a whole and "fabrique/APP" for
 // each app that was due. The state is pending, success (with the digest), failure
-// (with the reason) or, for what a newer commit superseded, warning: Gitea has no
-// state of that name.
+// (with the reason) or, for what a newer commit superseded and what a person holds,
+// skipped: Gitea has no state for these, and counts this one as no failure.
 //
 // Guarantees:
 //   - A status that says so already is not written again.
 //   - A success is replaced only by what happened to the same app at the same
 //     commit later: neither by "superseded" nor by "nothing to build".
-//   - What stands there as pending is settled by the next run of the same commit.
+//   - What stands there as pending is settled by the next run of the same commit that
+//     finds the app no longer due.
+//   - A run for one app says nothing of the commit as a whole.
 package commitstatus
 
 import (
@@ -119,7 +121,10 @@ func write(ctx context.Context, log *slog.Logger, o Options, commit gitref.Revis
 
 // wanted gives the statuses that a run calls for, given those that are there.
 func wanted(r run.Run, end bool, there map[string]gitea.Status) []gitea.Status {
-	verdicts := map[string]run.Verdict{Context: r.Verdict(end)}
+	verdicts := map[string]run.Verdict{}
+	if r.Only == "" {
+		verdicts[Context] = r.Verdict(end)
+	}
 	for _, a := range r.Apps {
 		verdicts[Context+"/"+a.App] = a.Verdict(end)
 	}
@@ -138,7 +143,8 @@ func wanted(r run.Run, end bool, there map[string]gitea.Status) []gitea.Status {
 		case r.Superseded:
 			verdicts[name] = run.Verdict{Outcome: run.Superseded, Text: "superseded by " + r.Head}
 		case s.State == states[run.Pending]:
-			verdicts[name] = run.Verdict{Outcome: run.Success, Text: "nothing left to do: it is not due any more"}
+			// Deployed by another run, held, or gone: which, this run did not ask.
+			verdicts[name] = run.Verdict{Outcome: run.Held, Text: "not due any more"}
 		}
 	}
 	var all []gitea.Status
@@ -155,7 +161,7 @@ func wanted(r run.Run, end bool, there map[string]gitea.Status) []gitea.Status {
 }
 
 // states are Gitea's words.
-var states = map[run.Outcome]string{run.Pending: "pending", run.Success: "success", run.Failure: "failure", run.Superseded: "warning"}
+var states = map[run.Outcome]string{run.Pending: "pending", run.Success: "success", run.Failure: "failure", run.Superseded: "skipped", run.Held: "skipped"}
 
 // maxDescription bounds what stands on the commit's page, in bytes. The rest is in
 // the Workflow.
@@ -174,13 +180,13 @@ func line(text string) string {
 	return text
 }
 
-// again calls a request of Gitea's up to four times while a retry may mend it: the
-// report is the last step of a run, and no other comes after it.
+// again calls a request until ctx ends while a retry may mend it: the report is the
+// last step of a run, and no other comes after it.
 func again(ctx context.Context, log *slog.Logger, call func() error) error {
 	pause := time.Second
-	for try := 1; ; try++ {
+	for {
 		err := call()
-		if err == nil || step.ExitCode(err) != step.ExitRetry || try == 4 {
+		if err == nil || step.ExitCode(err) != step.ExitRetry || ctx.Err() != nil {
 			return err
 		}
 		log.Warn("trying again", "pause", pause, "because", err.Error())
@@ -189,6 +195,6 @@ func again(ctx context.Context, log *slog.Logger, call func() error) error {
 			return err
 		case <-time.After(pause):
 		}
-		pause *= 3
+		pause = min(2*pause, 15*time.Second)
 	}
 }

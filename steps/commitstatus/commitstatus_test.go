@@ -77,12 +77,12 @@ func TestWanted(t *testing.T) {
 		"nothing due, failure is settled": {planned(), true, map[string]string{"fabrique": "failure"}, []string{"fabrique success nothing to build: 2 declared, none is due"}},
 		"what a killed run left": {planned(), true, map[string]string{"fabrique/hello": "pending", "other/x": "pending", "fabrique/news": "failure"}, []string{
 			"fabrique success nothing to build: 2 declared, none is due",
-			"fabrique/hello success nothing left to do: it is not due any more",
+			"fabrique/hello skipped not due any more",
 		}},
-		"another app is not spoken of": {only, true, map[string]string{"fabrique/news": "pending"}, []string{"fabrique success nothing to build: 2 declared, none is due"}},
+		"another app is not spoken of": {only, true, map[string]string{"fabrique/news": "pending"}, nil},
 		"superseded": {superseded, true, map[string]string{"fabrique/hello": "pending", "fabrique/news": "success"}, []string{
-			"fabrique warning superseded by " + head,
-			"fabrique/hello warning superseded by " + head,
+			"fabrique skipped superseded by " + head,
+			"fabrique/hello skipped superseded by " + head,
 		}},
 		"superseded, success stays": {superseded, true, map[string]string{"fabrique": "success"}, nil},
 		"broken records": {refused, true, nil, []string{

@@ -3,6 +3,7 @@ package commitstatus
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
@@ -60,8 +61,13 @@ func (f *Flags) Run(ctx context.Context, log *slog.Logger) (Result, error) {
 	if err != nil {
 		return result, err
 	}
+	// The exit handler's pod is made before Argo has written down that the steps are over.
+	patience := time.Now().Add(30 * time.Second)
 	if err := again(ctx, log, func() (err error) {
 		f.Options.Run, err = client.Get(ctx, f.namespace, f.name)
+		if err == nil && f.End && !f.Options.Run.StepsOver && time.Now().Before(patience) {
+			err = step.Retryf("the Workflow's steps are not over yet")
+		}
 		return err
 	}); err != nil {
 		return result, err

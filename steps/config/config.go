@@ -47,6 +47,7 @@ type Config struct {
 	Builder  Builder  `yaml:"builder"`
 	Author   Author   `yaml:"author"`
 	Timeouts Timeouts `yaml:"timeouts"`
+	Egress   Egress   `yaml:"egress"`
 	Cluster  Cluster  `yaml:"cluster"`
 }
 
@@ -72,6 +73,7 @@ type Images struct {
 	DigestInspect  string `yaml:"digestInspect"`
 	GiteaWriteback string `yaml:"giteaWriteback"`
 	CommitStatus   string `yaml:"commitStatus"`
+	EgressGateway  string `yaml:"egressGateway"`
 	Buildkitd      string `yaml:"buildkitd"`
 }
 
@@ -178,6 +180,7 @@ func defaults() Config {
 			Inspect:   time.Minute,
 			WriteBack: 2 * time.Minute,
 		},
+		Egress: defaultEgress(),
 		Cluster: Cluster{
 			Builders:   1,
 			Schedule:   "*/10 * * * *",
@@ -273,6 +276,7 @@ func (c *Config) check(d *decoder) {
 	c.checkFrontends(d)
 	c.checkSecrets(d)
 	c.checkCluster(d)
+	c.checkEgress(d)
 	parsed(d, "author.name", &c.Author.Name, ParseAuthorName)
 	parsed(d, "author.email", &c.Author.Email, ParseAuthorEmail)
 	for field, value := range map[string]time.Duration{
@@ -338,7 +342,7 @@ func (i *Images) all() map[string]*string {
 	return map[string]*string{
 		"reconcileHead": &i.ReconcileHead, "cloneAtSHA": &i.CloneAtSHA, "buildkitBuild": &i.BuildkitBuild,
 		"digestInspect": &i.DigestInspect, "giteaWriteback": &i.GiteaWriteback, "commitStatus": &i.CommitStatus,
-		"buildkitd": &i.Buildkitd,
+		"egressGateway": &i.EgressGateway, "buildkitd": &i.Buildkitd,
 	}
 }
 

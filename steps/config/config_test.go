@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"fabrique/steps/egress"
 	"fabrique/steps/frontend"
 	"fabrique/steps/secret"
 	"fabrique/steps/step"
@@ -43,7 +44,7 @@ func TestTemplatePassesTheStrictCheck(t *testing.T) {
 }
 
 // What the template shows as commented-out defaults are the defaults; only the
-// secret is an example.
+// secret and the names under egress are examples.
 func TestTemplateShowsTheDefaults(t *testing.T) {
 	field := regexp.MustCompile(`(?m)^( *)#( {2,}|)([a-z]|- )`)
 	uncommented := field.ReplaceAll(Template(), []byte("$1$2$3"))
@@ -56,6 +57,9 @@ func TestTemplateShowsTheDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	bare.Builder.Secrets = []Secret{{"pip-token", "secrets/pip-token", []string{"citation"}}}
+	bare.Egress.Allow = []egress.Destination{"deb.example.net:80"}
+	bare.Egress.Apps = map[string][]egress.Destination{"citation": {"index.example.net:443", "files.example.net:443"}}
+	bare.Egress.DenyCIDRs, bare.Egress.AllowPrivate = []egress.Network{}, []egress.Network{}
 	if diff := cmp.Diff(bare, full); diff != "" {
 		t.Error(diff)
 	}

@@ -40,6 +40,24 @@ func (r Revision) Short() string {
 	return string(r[:12])
 }
 
+// Prefix is the beginning of a commit id, 7 to 64 lower-case hex digits; a whole id
+// is one too.
+type Prefix string
+
+var prefixForm = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
+
+// ParsePrefix accepts a commit id or at least its first 7 digits, and no name of a
+// branch or tag.
+func ParsePrefix(s string) (Prefix, error) {
+	if !prefixForm.MatchString(s) || strings.Trim(s, "0") == "" {
+		return "", step.Invalidf("parsing the commit %q: want its id, or at least the first 7 of its lower-case hex digits", step.Clip(s))
+	}
+	return Prefix(s), nil
+}
+
+// Of reports whether the revision begins with it.
+func (p Prefix) Of(r Revision) bool { return strings.HasPrefix(string(r), string(p)) }
+
 // Branch is a branch's short name ("main"), valid by the rules of
 // git-check-ref-format and without characters that mean something to a shell,
 // a template or a refspec.
@@ -71,8 +89,8 @@ type Path string
 
 // ParsePath accepts a relative path that stays inside the repository. A
 // leading "./" and a trailing "/" are dropped; "..", absolute paths, back
-// slashes, control characters, ".git" components and commas (which separate
-// lists of paths) are refused.
+// slashes, control characters, ".git" components, commas (which separate lists of
+// paths) and "{{" (which begins a template wherever a path is handed on) are refused.
 func ParsePath(s string) (Path, error) {
 	if s == "" || len(s) > 1024 {
 		return "", step.Invalidf("parsing the path %q: want 1 to 1024 characters", step.Clip(s))
@@ -81,6 +99,9 @@ func ParsePath(s string) (Path, error) {
 		if !unicode.IsPrint(r) || r == '\\' || r == ',' || r == utf8.RuneError {
 			return "", step.Invalidf("parsing the path %q: what cannot be printed, back slashes and commas are not allowed", step.Clip(s))
 		}
+	}
+	if strings.Contains(s, "{{") {
+		return "", step.Invalidf("parsing the path %q: \"{{\" is not allowed", step.Clip(s))
 	}
 	if path.IsAbs(s) {
 		return "", step.Invalidf("parsing the path %q: want a path relative to the repository's root", step.Clip(s))

@@ -31,6 +31,18 @@ func TestParseRevision(t *testing.T) {
 	}
 }
 
+func TestParsePrefix(t *testing.T) {
+	for _, good := range []string{sha1[:7], sha1, sha256, "1234567"} {
+		got, err := gitref.ParsePrefix(good)
+		if err != nil || string(got) != good || !got.Of(gitref.Revision(good+"0")) || got.Of("f"+gitref.Revision(good)) {
+			t.Errorf("ParsePrefix(%q) = %q, %v", good, got, err)
+		}
+	}
+	for _, bad := range []string{"", "main", "HEAD", sha1[:6], strings.ToUpper(sha1), sha1[:7] + "\n", sha1[:7] + "~1", "0000000", "-" + sha1, sha256 + "0"} {
+		refuse(t, "ParsePrefix", bad, func() error { _, err := gitref.ParsePrefix(bad); return err })
+	}
+}
+
 func TestParseBranch(t *testing.T) {
 	for _, good := range []string{"main", "release/1.2", "feature-x", "a.b", "v1+2"} {
 		if got, err := gitref.ParseBranch(good); err != nil || got.Ref() != "refs/heads/"+good {
@@ -100,6 +112,17 @@ func FuzzParseRevision(f *testing.F) {
 		r, err := gitref.ParseRevision(s)
 		if err == nil && (string(r) != s || !form.MatchString(s) || len(s) != 40 && len(s) != 64) {
 			t.Errorf("accepted %q as %q", s, r)
+		}
+	})
+}
+
+func FuzzParsePrefix(f *testing.F) {
+	f.Add(sha1[:7])
+	f.Add(sha256)
+	form := regexp.MustCompile(`^[0-9a-f]{7,64}$`)
+	f.Fuzz(func(t *testing.T, s string) {
+		if p, err := gitref.ParsePrefix(s); err == nil && (string(p) != s || !form.MatchString(s)) {
+			t.Errorf("accepted %q as %q", s, p)
 		}
 	})
 }

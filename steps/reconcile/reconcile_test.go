@@ -347,7 +347,7 @@ func TestReasons(t *testing.T) {
 	// The older revision, told by a late event: superseded, and nothing is due.
 	o := w.options(w.gitea.URL, w.project.Reader)
 	o.Revision = first
-	result, err := Decide(t.Context(), quiet, o)
+	result, err := Decide(t.Context(), quiet, o, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,16 +359,16 @@ func TestReasons(t *testing.T) {
 	}
 	// Exactly the head, told by an event.
 	o.Revision = second
-	if result, err = Decide(t.Context(), quiet, o); err != nil || result.Superseded || len(result.Due) != 6 {
+	if result, err = Decide(t.Context(), quiet, o, 0); err != nil || result.Superseded || len(result.Due) != 6 {
 		t.Error(result, err)
 	}
 	// One app only.
 	o.Only = []string{"held"}
-	if result, err = Decide(t.Context(), quiet, o); err != nil || result.Apps != 1 || len(result.Due) != 0 {
+	if result, err = Decide(t.Context(), quiet, o, 0); err != nil || result.Apps != 1 || len(result.Due) != 0 {
 		t.Error(result, err)
 	}
 	o.Only = []string{"nobody"}
-	_, err = Decide(t.Context(), quiet, o)
+	_, err = Decide(t.Context(), quiet, o, 0)
 	fails(t, err, step.ExitInvalid, `looking for the app "nobody": it is not declared; declared are: current, held, never, retargeted, rolled-back, stale, undigested`)
 	o.Only = nil
 	// R7: force push to what was there before.
@@ -551,7 +551,7 @@ func TestBroken(t *testing.T) {
 	// Asked for by name, a broken app is in the answer and is no error.
 	o := w.options(w.gitea.URL, w.project.Reader)
 	o.Only = []string{"twice"}
-	result, err := Decide(t.Context(), quiet, o)
+	result, err := Decide(t.Context(), quiet, o, 0)
 	if err != nil || len(result.Broken) != 2 || result.Apps != 0 {
 		t.Error(result, err)
 	}
@@ -681,7 +681,7 @@ func TestEmptyAndMissing(t *testing.T) {
 	decide := func(change func(*Options)) (Result, error) {
 		o := w.options(w.gitea.URL, w.project.Reader)
 		change(&o)
-		return Decide(t.Context(), quiet, o)
+		return Decide(t.Context(), quiet, o, 0)
 	}
 	same := func(*Options) {}
 	if result, err := decide(same); err != nil || cmp.Diff(nothing, result) != "" {
@@ -742,7 +742,7 @@ func TestServerFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			proxy.Handle(test.handler)
-			result, err := Decide(t.Context(), quiet, w.options(proxy.URL, test.token))
+			result, err := Decide(t.Context(), quiet, w.options(proxy.URL, test.token), 0)
 			if step.ExitCode(err) != test.code {
 				t.Errorf("exit code %d, want %d: %v", step.ExitCode(err), test.code, err)
 			}
@@ -754,7 +754,7 @@ func TestServerFaults(t *testing.T) {
 			}
 		})
 	}
-	_, err := Decide(t.Context(), quiet, w.options("http://127.0.0.1:1", w.project.Reader))
+	_, err := Decide(t.Context(), quiet, w.options("http://127.0.0.1:1", w.project.Reader), 0)
 	if step.ExitCode(err) != step.ExitRetry {
 		t.Errorf("nobody listens: exit code %d: %v", step.ExitCode(err), err)
 	}
@@ -765,7 +765,7 @@ func TestServerFaults(t *testing.T) {
 	defer cancel()
 	done := make(chan error)
 	go func() {
-		_, err := Decide(ctx, quiet, w.options(proxy.URL, w.project.Reader))
+		_, err := Decide(ctx, quiet, w.options(proxy.URL, w.project.Reader), 0)
 		done <- err
 	}()
 	<-stalled
@@ -861,7 +861,7 @@ func TestConstantRequests(t *testing.T) {
 			o := w.options(proxy.URL, w.project.Reader)
 			o.Revision = revision
 			before := proxy.Requests()
-			result, err := Decide(t.Context(), quiet, o)
+			result, err := Decide(t.Context(), quiet, o, 0)
 			if err != nil || result.Apps != n {
 				t.Fatal(result.Apps, err)
 			}

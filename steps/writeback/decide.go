@@ -322,6 +322,14 @@ func parseTrailers(message string) (state, bool) {
 	return s, err == nil && s.app != "" && s.revision != "" && s.key != ""
 }
 
+// Deployed tells from the message of a commit in the apps repository which app it
+// left at which revision. A commit that was not made here, or that says nothing of a
+// revision, gives false.
+func Deployed(message string) (app string, revision gitref.Revision, ok bool) {
+	s, ok := parseTrailers(message)
+	return s.app, s.revision, ok
+}
+
 // newest gives the newest state of the app in a history, newest first, that
 // matches.
 func newest(commits []gitea.Commit, app string, match func(state) bool) (state, bool) {

@@ -40,6 +40,9 @@ func TestTrailers(t *testing.T) {
 		if ok != c.ok || ok && got != c.want {
 			t.Errorf("%s: %+v, %v", name, got, ok)
 		}
+		if app, revision, ok := Deployed(c.message); ok != c.ok || ok && (app != c.want.app || revision != c.want.revision) {
+			t.Errorf("%s: %q at %q, %v", name, app, revision, ok)
+		}
 	}
 }
 

@@ -45,7 +45,7 @@ func (c *Client) Get(ctx context.Context, namespace, name string) (Run, error) {
 		return Run{}, step.Invalidf("%s: %w", what, ErrNotFound)
 	}
 	if err != nil {
-		return Run{}, refused(what, err)
+		return Run{}, Refused(what, err)
 	}
 	return parse(got)
 }
@@ -54,16 +54,29 @@ func (c *Client) Get(ctx context.Context, namespace, name string) (Run, error) {
 // chain is among them: [Run.Template] tells. One that cannot be read stands in
 // nobody's way; see [Run.Unreadable].
 func (c *Client) List(ctx context.Context, namespace string) ([]Run, error) {
+	return c.list(ctx, namespace, metav1.ListOptions{})
+}
+
+// completedLabel is what Argo puts on a Workflow that is over.
+const completedLabel = "workflows.argoproj.io/completed"
+
+// InFlight is [Client.List] of those that are not over.
+func (c *Client) InFlight(ctx context.Context, namespace string) ([]Run, error) {
+	runs, err := c.list(ctx, namespace, metav1.ListOptions{LabelSelector: completedLabel + "!=true"})
+	return slices.DeleteFunc(runs, Run.Over), err
+}
+
+func (c *Client) list(ctx context.Context, namespace string, options metav1.ListOptions) ([]Run, error) {
 	what := "listing the Workflows in " + namespace
 	var runs []Run
-	options := metav1.ListOptions{Limit: 100}
+	options.Limit = 100
 	for {
 		list, err := c.workflows.Namespace(namespace).List(ctx, options)
 		if apierrors.IsNotFound(err) {
 			return nil, step.Invalidf("%s: the cluster does not know Workflows; install Argo Workflows: %w", what, err)
 		}
 		if err != nil {
-			return nil, refused(what, err)
+			return nil, Refused(what, err)
 		}
 		for i := range list.Items {
 			r, err := parse(&list.Items[i])
@@ -93,7 +106,9 @@ func parse(o *unstructured.Unstructured) (Run, error) {
 	return Parse(text)
 }
 
-func refused(what string, err error) error {
+// Refused gives what the API server answered an exit code: 2 when it does not let
+// this be done, 1 for all that a retry may mend.
+func Refused(what string, err error) error {
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return step.Invalidf("%s: %w", what, err)
 	}

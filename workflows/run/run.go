@@ -143,8 +143,13 @@ type Run struct {
 	Revision   string // that was compared; before the plan the one that was asked for
 	Superseded bool
 	Declared   int // apps with a whole record
+	Left       int // apps that are due beyond what one run takes
 	Broken     []Broken
 	Apps       []AppRun // what was due
+	// StepsOver tells whether all steps have ended; the exit handler comes after them.
+	StepsOver bool
+	// Trouble is what Argo says of an error of its own, which no step could speak of.
+	Trouble string
 }
 
 // Over tells whether Argo has ended the run.
@@ -244,6 +249,14 @@ func (r *Run) read(w workflow) error {
 		return errors.New("its nodes are in Argo's database")
 	}
 	nodes := byStart(w.Status.Nodes)
+	for _, n := range nodes {
+		if n.ID == r.Name { // the entry point's
+			r.StepsOver = state(n.Phase).Over()
+		}
+		if (n.Type == "Steps" || n.Type == "StepGroup") && n.Phase == "Error" && n.Message != "" && !strings.HasPrefix(n.Message, "child '") {
+			r.Trouble = n.Message
+		}
+	}
 	r.Plan = last(nodes, Plan, "")
 	if r.Plan.State == Succeeded {
 		if err := r.readPlan(r.Plan.out); err != nil {
@@ -314,7 +327,8 @@ func last(nodes []node, template, app string) Step {
 			s.Message, s.ExitCode = said(n.Message)
 		}
 	}
-	s.Again = s.State == Failed && !over
+	// Argo waits before it sees that an exit code is none to try again with.
+	s.Again = s.State == Failed && !over && s.ExitCode != 2 && s.ExitCode != 3
 	return s
 }
 
@@ -344,15 +358,16 @@ func said(message string) (text string, exitCode int) {
 		return message, 0
 	}
 	exitCode, _ = strconv.Atoi(found[1])
-	if found[2] == "" {
-		return message, exitCode
+	if text = strings.TrimSpace(found[2]); text == "" {
+		text = message
 	}
-	return strings.TrimSpace(found[2]), exitCode
+	return text, exitCode
 }
 
 func (r *Run) readPlan(out map[string]string) error {
 	r.Head, r.Revision, r.Superseded = out["head"], out["revision"], out["superseded"] == "true"
 	r.Declared, _ = strconv.Atoi(out["apps"])
+	r.Left, _ = strconv.Atoi(out["left"])
 	var due []Item
 	for name, into := range map[string]any{"due": &due, "broken": &r.Broken} {
 		if err := json.Unmarshal([]byte(cmp.Or(out[name], "[]")), into); err != nil {

@@ -15,6 +15,7 @@ const (
 	Success    Outcome = "success"
 	Failure    Outcome = "failure"
 	Superseded Outcome = "superseded"
+	Held       Outcome = "held" // not deployed, as a person wants
 )
 
 // Verdict is an outcome and the reason for it, in words for a person.
@@ -34,6 +35,9 @@ func failure(s Step) Verdict {
 	return Verdict{Failure, s.Message, code}
 }
 
+// upToDate is reconcile-head's reason for an app whose source is deployed.
+const upToDate = "up to date"
+
 // failed tells whether the step has failed for good.
 func (s Step) failed(end bool) bool { return s.State == Failed && (end || !s.Again) }
 
@@ -48,8 +52,10 @@ func (a AppRun) Verdict(end bool) Verdict {
 	switch {
 	case a.SupersededBy != "":
 		return Verdict{Outcome: Superseded, Text: "superseded by " + a.SupersededBy}
+	case a.NotDue == upToDate:
+		return Verdict{Outcome: Success, Text: fmt.Sprintf("nothing left to do: %s@%s is deployed", a.Image, a.Digest)}
 	case a.NotDue != "":
-		return Verdict{Outcome: Success, Text: fmt.Sprintf("nothing left to do, %s: %s@%s is deployed", a.NotDue, a.Image, a.Digest)}
+		return Verdict{Outcome: Held, Text: a.NotDue}
 	case a.Unusable:
 		return Verdict{Failure, a.Record + ": the record cannot be used any more, or is gone; the next run says why", 2}
 	case a.Deployed():
@@ -57,7 +63,7 @@ func (a AppRun) Verdict(end bool) Verdict {
 	case a.Result == "stale":
 		return Verdict{Outcome: Superseded, Text: "superseded by what the record has: " + a.Reason}
 	case a.Result != "":
-		return Verdict{Outcome: Success, Text: fmt.Sprintf("%s@%s is built and not deployed, %s: %s", a.Image, a.Digest, a.Result, a.Reason)}
+		return Verdict{Outcome: Held, Text: fmt.Sprintf("%s@%s is built and not deployed, %s: %s", a.Image, a.Digest, a.Result, a.Reason)}
 	case end:
 		return Verdict{Failure, "the run ended before its turn", 1}
 	case a.Lock != "":
@@ -98,7 +104,7 @@ func (r Run) Verdict(end bool) Verdict {
 	case r.Plan.State != Succeeded && end:
 		return Verdict{Failure, cmp.Or(r.Message, "the run ended before it was known what is due"), 1}
 	case r.Plan.State != Succeeded:
-		return Verdict{Outcome: Pending, Text: "looking for what is due"}
+		return r.Plan.pending("looking for what is due")
 	case r.Superseded:
 		return Verdict{Outcome: Superseded, Text: "superseded by " + r.Head}
 	}
@@ -119,6 +125,10 @@ func (r Run) Verdict(end bool) Verdict {
 		return all(Pending)
 	case len(by[Failure]) > 0:
 		v := all(Failure)
+		v.ExitCode = 1
+		if r.Trouble != "" {
+			v.Text += "; " + r.Trouble
+		}
 		for _, code := range []int{1, 3, 2} { // as fabrique build does
 			if codes[code] {
 				v.ExitCode = code
@@ -126,10 +136,14 @@ func (r Run) Verdict(end bool) Verdict {
 			}
 		}
 		return v
+	case r.Left > 0:
+		return Verdict{Outcome: Pending, Text: fmt.Sprintf("%d apps are due beyond what one run takes; the next takes more", r.Left)}
 	case len(by[Superseded]) > 0:
 		return all(Superseded)
 	case len(by[Success]) > 0:
-		return all(Success)
+		return Verdict{Outcome: Success, Text: strings.Join(append(by[Success], by[Held]...), "; ")}
+	case len(by[Held]) > 0:
+		return all(Held)
 	case r.Revision == "":
 		return Verdict{Outcome: Success, Text: "nothing to build: the source repository has no commit"}
 	}

@@ -122,7 +122,11 @@ func Tell(ctx context.Context, log *slog.Logger, c config.Config, prefix gitref.
 	var runs []run.Run
 	group, within := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
-		f.plan, err = chain.Plan(within, log, c, "", nil)
+		quiet := log
+		if !log.Enabled(within, slog.LevelInfo) {
+			quiet = slog.New(slog.DiscardHandler) // the story tells of broken records
+		}
+		f.plan, err = chain.Plan(within, quiet, c, "", nil)
 		return err
 	})
 	group.Go(func() error {
@@ -139,10 +143,12 @@ func Tell(ctx context.Context, log *slog.Logger, c config.Config, prefix gitref.
 		if cluster == nil {
 			return nil
 		}
-		if runs, err = cluster.runs(within); err != nil && within.Err() == nil {
+		list, err := cluster.runs(within)
+		if err != nil && within.Err() == nil {
 			log.Warn("going on without the cluster: " + err.Error())
 			cluster, f.notAsked = nil, err.Error()
 		}
+		runs = list
 		return nil
 	})
 	if err := group.Wait(); err != nil {
@@ -188,20 +194,18 @@ type facts struct {
 
 // readGitea settles which commit it is and reads what Gitea knows of it.
 func (f *facts) readGitea(ctx context.Context, log *slog.Logger, client *gitea.Client, prefix gitref.Prefix, runs []run.Run) error {
-	if len(f.plan.Apps)+len(f.plan.Broken) > 0 { // else the repository may be empty
-		var since time.Time
-		if f.commit != nil {
-			since = f.commit.Time.AddDate(0, 0, -7) // it is by somebody's clock
-		}
-		commits, err := client.Commits(ctx, f.Apps.Repository, f.Apps.Branch, since)
-		if err != nil {
-			return err
-		}
-		slices.Reverse(commits)
-		for _, c := range commits {
-			if app, revision, ok := writeback.Deployed(c.Message); ok {
-				f.writes = append(f.writes, write{c, app, revision})
-			}
+	var since time.Time
+	if f.commit != nil {
+		since = f.commit.Time.AddDate(0, 0, -7) // it is by somebody's clock
+	}
+	commits, err := client.Commits(ctx, f.Apps.Repository, f.Apps.Branch, since)
+	if err != nil {
+		return err
+	}
+	slices.Reverse(commits)
+	for _, c := range commits {
+		if app, revision, ok := writeback.Deployed(c.Message); ok {
+			f.writes = append(f.writes, write{c, app, revision})
 		}
 	}
 	if err := f.resolve(prefix, runs); err != nil {
@@ -261,12 +265,14 @@ func (f *facts) resolve(prefix gitref.Prefix, runs []run.Run) error {
 
 // locate finds the commit's place on the branch.
 func (f *facts) locate(ctx context.Context, client *gitea.Client) error {
+	if f.on = f.revision == f.plan.Head; f.on {
+		return nil
+	}
 	ahead, err := client.Ahead(ctx, f.Source.Repository, string(f.plan.Head), string(f.revision))
 	if err != nil {
 		return err
 	}
-	f.on = ahead == 0
-	if f.on && f.revision != f.plan.Head {
+	if f.on = ahead == 0; f.on {
 		f.behind, err = client.Ahead(ctx, f.Source.Repository, string(f.revision), string(f.plan.Head))
 	}
 	return err

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"fabrique/steps/gitref"
+	"fabrique/steps/image"
 	"fabrique/steps/reconcile"
+	"fabrique/steps/record"
 	"fabrique/steps/step"
-	"fabrique/steps/writeback"
 	"fabrique/workflows/run"
 )
 
@@ -22,7 +22,7 @@ func (f facts) names() []string {
 			all[a.App] = true
 		}
 		for _, b := range r.Broken {
-			all[cmp.Or(b.App, b.Record)] = true
+			all[nameOf(b.App, b.Record)] = true
 		}
 	}
 	for _, w := range f.writes {
@@ -35,7 +35,7 @@ func (f facts) names() []string {
 			all[a.App] = true
 		}
 		for _, b := range f.plan.Broken {
-			all[cmp.Or(b.App, b.Record)] = true
+			all[nameOf(b.App, b.Record)] = true
 		}
 	}
 	names := make([]string, 0, len(all))
@@ -44,6 +44,17 @@ func (f facts) names() []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// nameOf gives what a broken record goes by; it may be too broken to name its app.
+func nameOf(app, file string) string { return cmp.Or(record.OneLine(app), record.OneLine(file)) }
+
+// inFile says where the error is, unless what it goes by says so.
+func inFile(app, file, err string) string {
+	if app == "" {
+		return err
+	}
+	return file + ": " + err
 }
 
 func (f facts) head() bool { return f.revision == f.plan.Head }
@@ -101,10 +112,13 @@ func (f facts) tell() Story {
 		Place: f.place(), NotAsked: step.Printable(f.notAsked), Runs: []Run{}, Apps: []App{}, Lines: []Line{},
 	}
 	t := &teller{facts: f, story: &s}
-	t.commit()
-	t.received()
+	t.tellCommit()
+	t.tellRuns()
 	for _, name := range f.names() {
-		t.app(name)
+		t.tellApp(name)
+	}
+	if slices.ContainsFunc(f.runs, func(r run.Run) bool { return !r.Over() && r.Verdict(false).Outcome == run.Pending }) {
+		t.say("", "next", time.Time{}, "fabrique logs %s follows the builds", f.revision)
 	}
 	if f.notAsked != "" {
 		t.say("", "unknown", time.Time{}, "what the cluster knows, its runs, Argo CD and the pods: %s", f.notAsked)
@@ -155,7 +169,7 @@ func (t *teller) measure() {
 
 const committed = "committed"
 
-func (t *teller) commit() {
+func (t *teller) tellCommit() {
 	where := map[Place]string{
 		Head:   fmt.Sprintf("the head of %s", t.Source.Branch),
 		Behind: fmt.Sprintf("on %s, %d behind the head %s", t.Source.Branch, t.behind, t.plan.Head),
@@ -165,9 +179,9 @@ func (t *teller) commit() {
 	if t.plan.Head == "" {
 		where = fmt.Sprintf("%s has no branch %s", t.Source.Repository, t.Source.Branch)
 	}
-	if t.commit_() {
-		subject, _, _ := strings.Cut(strings.TrimSpace(t.facts.commit.Message), "\n")
-		t.say("", committed, t.facts.commit.Time, "%q by %s; %s", step.Clip(subject), step.Clip(t.facts.commit.Author), where)
+	if c := t.commit; c != nil {
+		subject, _, _ := strings.Cut(strings.TrimSpace(c.Message), "\n")
+		t.say("", committed, c.Time, "%q by %s; %s", step.Clip(subject), step.Clip(c.Author), where)
 	} else {
 		t.say("", committed, time.Time{}, "%s", where)
 	}
@@ -180,26 +194,35 @@ func (t *teller) commit() {
 	}
 }
 
-func (t *teller) commit_() bool { return t.facts.commit != nil }
-
 var byCause = map[string]string{run.Push: "by push", run.Schedule: "by the schedule", run.Hand: "by hand"}
 
-// received tells of the runs, the oldest first.
-func (t *teller) received() {
+// tellRuns tells of the runs, the oldest first.
+func (t *teller) tellRuns() {
+	what := "received"
 	for _, r := range slices.Backward(t.runs) {
 		v := r.Verdict(r.Over())
 		t.story.Runs = append(t.story.Runs, Run{r.Name, r.Cause, r.Phase, v.Outcome, step.Printable(v.Text), r.Created, r.Finished})
 		text := v.Text
 		if len(r.Apps) > 0 {
 			text = fmt.Sprintf("%d of %d apps due", len(r.Apps), r.Declared)
+			if len(r.Broken) > 0 {
+				text += fmt.Sprintf(", %d records broken", len(r.Broken))
+			}
+			if r.Left > 0 {
+				text += fmt.Sprintf(", %d more are due and left to the next run", r.Left)
+			}
 		}
 		state := string(v.Outcome)
 		if r.Over() && !r.Finished.IsZero() {
 			state += " after " + r.Finished.Sub(r.Created).String()
 		}
-		t.say("", "received", r.Created, "%s, as %s: %s: %s", byCause[r.Cause], r.Name, state, text)
-		if v.Outcome == run.Failure && len(r.Apps) == 0 && len(r.Broken) == 0 {
-			t.advise("", v.ExitCode)
+		t.say("", what, r.Created, "%s, as %s: %s: %s", byCause[r.Cause], r.Name, state, text)
+		what = "again"
+		if r.Trouble != "" && len(r.Apps) > 0 {
+			t.say("", "failed", r.Finished, "%s", r.Trouble)
+		}
+		if len(r.Apps) == 0 && len(r.Broken) == 0 {
+			t.advise("", v.ExitCode, false)
 		}
 	}
 	if len(t.runs) > 0 {
@@ -217,38 +240,56 @@ func (t *teller) received() {
 	}
 }
 
-// app tells of one app.
-func (t *teller) app(name string) {
+// tellApp tells of one app.
+func (t *teller) tellApp(name string) {
 	now := t.now(name)
 	a := App{App: name, DeployedRevision: now.DeployedRevision}
 	from := len(t.story.Lines)
 	r, in, found := t.pick(name)
-	switch {
-	case found:
-		t.inRun(&a, r, in)
-	default:
-		t.withoutRun(&a, now)
+	if found {
+		t.tellRun(&a, r, in)
+	} else {
+		t.tellNoRun(&a, now)
 	}
-	t.written(&a, in)
-	t.replaced(name)
-	// What a run says and what the records say are told in one order.
-	slices.SortStableFunc(t.story.Lines[from:], func(x, y Line) int {
-		if x.Time.IsZero() || y.Time.IsZero() {
-			return 0
-		}
-		return x.Time.Compare(y.Time)
-	})
-	if t.deployed(name) && t.notAsked == "" {
-		t.inCluster(&a)
+	t.tellWrites(&a, in)
+	asked := t.deployed(name) && t.notAsked == ""
+	if asked {
+		t.tellSync(&a)
 	}
-	if a.ExitCode != 0 {
-		t.advise(name, a.ExitCode)
+	t.tellNext(name)
+	if asked {
+		t.tellPods(&a)
 	}
+	inOrder(t.story.Lines[from:])
+	if a.Due && a.Run == "" && !t.planning() {
+		t.say(name, "next", time.Time{}, "the CronWorkflow compares at %q; or at once: fabrique build %s", t.Cluster.Schedule, name)
+	}
+	t.advise(name, a.ExitCode, in.Build.State == run.Failed)
 	t.story.Apps = append(t.story.Apps, a)
 }
 
-// inRun tells what a run did for the app.
-func (t *teller) inRun(a *App, r run.Run, in run.AppRun) {
+// inOrder sorts by time what several witnesses said. A line without a time keeps
+// its place behind the one before it.
+func inOrder(lines []Line) {
+	times := make([]time.Time, len(lines))
+	var last time.Time
+	index := make([]int, len(lines))
+	for i, l := range lines {
+		if !l.Time.IsZero() {
+			last = l.Time
+		}
+		times[i], index[i] = last, i
+	}
+	slices.SortStableFunc(index, func(x, y int) int { return times[x].Compare(times[y]) })
+	sorted := make([]Line, len(lines))
+	for to, from := range index {
+		sorted[to] = lines[from]
+	}
+	copy(lines, sorted)
+}
+
+// tellRun tells what a run did for the app.
+func (t *teller) tellRun(a *App, r run.Run, in run.AppRun) {
 	v := in.Verdict(r.Over())
 	a.Run, a.Due, a.Reason, a.Outcome, a.Text, a.ExitCode = r.Name, true, in.Item.Reason, v.Outcome, step.Printable(v.Text), v.ExitCode
 	was := ""
@@ -258,18 +299,18 @@ func (t *teller) inRun(a *App, r run.Run, in run.AppRun) {
 	t.say(a.App, "due", r.Plan.Finished, "%s%s", in.Item.Reason, was)
 	const usual = 30 * time.Second
 	if waited := in.Recheck.Started.Sub(r.Plan.Finished); !in.Recheck.Started.IsZero() && !r.Plan.Finished.IsZero() && waited > usual {
-		t.say(a.App, "waited", in.Recheck.Started, "%s, for another run that had the app or for room in the cluster", waited)
+		t.say(a.App, "waited", in.Recheck.Started, "%s for another run that had the app, or for room in the cluster", waited)
 	}
 	ended := func(s run.Step) bool { return s.State == run.Failed && (r.Over() || !s.Again) }
 	switch {
 	case ended(in.Recheck):
-		t.say(a.App, "failed", in.Recheck.Finished, "comparing once more before the build: %s", in.Recheck.Message)
+		t.say(a.App, "failed", in.Recheck.Finished, "the comparison before the build: %s", in.Recheck.Message)
 	case in.SupersededBy != "":
 		t.say(a.App, "superseded", in.Recheck.Finished, "by %s, before the build", in.SupersededBy)
 	case in.NotDue != "":
-		t.say(a.App, "not due", in.Recheck.Finished, "any more: %s, %s is deployed", in.NotDue, in.Digest)
+		t.say(a.App, "not due", in.Recheck.Finished, "any more, when its turn came: %s; deployed is %s", in.NotDue, cmp.Or(in.Digest, "nothing"))
 	case ended(in.Build):
-		t.say(a.App, "failed", in.Build.Finished, "building it%s: %s", tries(in.Build), in.Build.Message)
+		t.say(a.App, "failed", in.Build.Finished, "the build%s: %s", tries(in.Build), in.Build.Message)
 	case in.Build.State == run.Succeeded:
 		a.Built, a.Cached, a.Total, a.Reused, a.Builder = in.Build.Finished, in.Cached, in.Total, in.Reused, step.Printable(in.Builder)
 		how := fmt.Sprintf("%d of %d build steps cached, in %s on %s", in.Cached, in.Total, in.Build.Finished.Sub(in.Build.Started), in.Builder)
@@ -278,27 +319,27 @@ func (t *teller) inRun(a *App, r run.Run, in run.AppRun) {
 		}
 		t.say(a.App, "built", in.Build.Finished, "%s%s; %s@%s", how, tries(in.Build), in.Image, in.Digest)
 		if ended(in.Publish) {
-			t.say(a.App, "failed", in.Publish.Finished, "writing it into the record%s: %s", tries(in.Publish), in.Publish.Message)
+			t.say(a.App, "failed", in.Publish.Finished, "the write-back%s: %s", tries(in.Publish), in.Publish.Message)
 		}
 	case v.Outcome == run.Failure:
 		t.say(a.App, "failed", r.Finished, "%s", v.Text)
 	}
-	if digest, err := parseDigest(in.Digest); err == nil && in.NotDue == "" {
+	if digest, err := image.ParseDigest(in.Digest); err == nil && in.NotDue == "" {
 		a.Digest = digest
 	}
 	if v.Outcome == run.Pending {
-		t.say(a.App, "now", started(in), "%s", v.Text)
+		t.say(a.App, "now", started(r, in), "%s", v.Text)
 	}
 }
 
-// started gives when the step that is at work began.
-func started(in run.AppRun) time.Time {
+// started gives when the step that is at work began, or the waiting for it.
+func started(r run.Run, in run.AppRun) time.Time {
 	for _, s := range []run.Step{in.Publish, in.Build, in.Recheck} {
 		if s.State != run.NotBegun {
 			return s.Started
 		}
 	}
-	return time.Time{}
+	return r.Plan.Finished
 }
 
 func tries(s run.Step) string {
@@ -308,13 +349,18 @@ func tries(s run.Step) string {
 	return ""
 }
 
-// withoutRun tells of an app that no run of the commit had due.
-func (t *teller) withoutRun(a *App, now reconcile.App) {
+// planning tells whether a run in flight does not know yet what is due.
+func (f facts) planning() bool {
+	return slices.ContainsFunc(f.runs, func(r run.Run) bool { return !r.Over() && r.Plan.State != run.Succeeded })
+}
+
+// tellNoRun tells of an app that no run of the commit had due.
+func (t *teller) tellNoRun(a *App, now reconcile.App) {
 	for _, r := range t.runs {
 		for _, b := range r.Broken {
-			if cmp.Or(b.App, b.Record) == a.App {
+			if nameOf(b.App, b.Record) == a.App {
 				a.Reason, a.Outcome, a.Text, a.ExitCode = "broken", run.Failure, step.Printable(b.Error), b.ExitCode
-				t.say(a.App, "broken", r.Plan.Finished, "%s: %s", b.Record, b.Error)
+				t.say(a.App, "broken", r.Plan.Finished, "%s", inFile(b.App, b.Record, b.Error))
 				return
 			}
 		}
@@ -326,17 +372,20 @@ func (t *teller) withoutRun(a *App, now reconcile.App) {
 		return
 	}
 	for _, b := range t.plan.Broken {
-		if cmp.Or(b.App, b.Record) == a.App {
+		if nameOf(b.App, b.Record) == a.App {
 			a.Reason, a.Outcome, a.Text, a.ExitCode = "broken", run.Failure, step.Printable(b.Error), b.ExitCode
-			t.say(a.App, "broken", time.Time{}, "%s: %s", b.Record, b.Error)
+			t.say(a.App, "broken", time.Time{}, "%s", inFile(b.App, b.Record, b.Error))
 			return
 		}
 	}
 	a.Due, a.Reason = now.Due, step.Printable(now.Reason)
 	switch {
 	case now.Due:
-		t.say(a.App, "due", time.Time{}, "%s; no run of this commit has it yet", now.Reason)
-		t.say(a.App, "next", time.Time{}, "the CronWorkflow compares at %q; or at once: fabrique build %s", t.Cluster.Schedule, a.App)
+		run := "no run of this commit has it yet"
+		if t.planning() {
+			run = "a run in flight is looking for what is due"
+		}
+		t.say(a.App, "due", time.Time{}, "%s; %s", now.Reason, run)
 	case now.DeployedRevision == t.revision:
 		t.say(a.App, "not due", time.Time{}, "%s: this commit is deployed", now.Reason)
 	case now.Reason == reconcile.UpToDate:
@@ -346,20 +395,20 @@ func (t *teller) withoutRun(a *App, now reconcile.App) {
 	}
 }
 
-// written tells what is in the record's history, and what a run says of it.
-func (t *teller) written(a *App, in run.AppRun) {
+// tellWrites tells what is in the record's history, and what a run says of it.
+func (t *teller) tellWrites(a *App, in run.AppRun) {
 	a.Result, a.Commit = in.Result, in.Commit
 	told := in.Result == ""
 	for _, w := range t.writesOf(a.App) {
-		result := "by another run, or by a person's command"
+		result := ""
 		if w.ID == in.Commit {
-			result, told = in.Result, true
+			result, told = in.Result+": ", true
 		}
 		if a.Written.IsZero() {
 			a.Written, a.Commit = w.Time, cmp.Or(a.Commit, w.ID)
 		}
 		subject, _, _ := strings.Cut(w.Message, "\n")
-		t.say(a.App, "written", w.Time, "%s: commit %s in %s, %q", result, short(w.ID), t.Apps.Repository, step.Clip(subject))
+		t.say(a.App, "written", w.Time, "%scommit %s in %s, %q", result, short(w.ID), t.Apps.Repository, step.Clip(subject))
 	}
 	switch {
 	case told:
@@ -375,8 +424,8 @@ func (t *teller) written(a *App, in run.AppRun) {
 
 func short(id string) string { return id[:min(12, len(id))] }
 
-// replaced tells of the next deployment, and where the record is now.
-func (t *teller) replaced(name string) {
+// tellNext tells of the next deployment, and where the record is now.
+func (t *teller) tellNext(name string) {
 	was := false
 	for _, w := range t.writes {
 		if w.app != name {
@@ -389,9 +438,9 @@ func (t *teller) replaced(name string) {
 	}
 }
 
-// inCluster tells what Argo CD and the pods make of it.
-func (t *teller) inCluster(a *App) {
-	app, asked := t.applications[a.App]
+// tellSync tells what Argo CD makes of it.
+func (t *teller) tellSync(a *App) {
+	app := t.applications[a.App]
 	current := a.DeployedRevision == t.revision
 	if a.Digest == "" && current {
 		a.Digest = t.now(a.App).DeployedDigest
@@ -399,8 +448,8 @@ func (t *teller) inCluster(a *App) {
 	if a.Digest == "" {
 		a.Digest = app.digest(t.revision)
 	}
-	if !asked || app.trouble != "" {
-		t.say(a.App, "unknown", time.Time{}, "whether it is synced and running: %s", cmp.Or(app.trouble, "it was not asked"))
+	if app.trouble != "" {
+		t.say(a.App, "unknown", time.Time{}, "whether it is synced and running: %s", app.trouble)
 		return
 	}
 	h, synced := app.sync(t.revision, a.Digest)
@@ -414,18 +463,21 @@ func (t *teller) inCluster(a *App) {
 	case current:
 		t.say(a.App, "not synced", time.Time{}, "Argo CD says %s, having compared with %s", cmp.Or(app.syncStatus, "nothing"), cmp.Or(app.compared, "nothing"))
 	case len(app.history) > 0:
-		t.say(a.App, "not synced", time.Time{}, "as far as Argo CD remembers, back to %s", app.history[0].at.Local().Format(time.RFC3339))
+		t.say(a.App, "not synced", time.Time{}, "as far back as Argo CD remembers, %s", app.history[0].at.Local().Format(time.RFC3339))
 	}
 	if current {
 		for _, problem := range app.problems {
 			t.say(a.App, "not synced", time.Time{}, "Argo CD complains of %s", problem)
 		}
 	}
-	t.pods(a, app, current)
 }
 
-func (t *teller) pods(a *App, app application, current bool) {
+// tellPods tells whether it is running.
+func (t *teller) tellPods(a *App) {
+	app := t.applications[a.App]
 	switch {
+	case app.trouble != "":
+		return
 	case app.elsewhere != "":
 		t.say(a.App, "unknown", time.Time{}, "whether it is running: that is in another cluster, %s", app.elsewhere)
 		return
@@ -459,21 +511,26 @@ func (t *teller) pods(a *App, app application, current bool) {
 		t.say(a.App, "running", a.Running, "%d of %d pods ready%s", a.Ready, a.Pods, strings.Join(waits, "; "))
 	case a.Pods > 0:
 		t.say(a.App, "not running", time.Time{}, "0 of %d pods ready%s", a.Pods, strings.Join(waits, "; "))
-	case !current:
+	case a.DeployedRevision != t.revision:
 		t.say(a.App, "not running", time.Time{}, "any more: the record is at %s", cmp.Or(string(a.DeployedRevision), "no revision"))
 	default:
 		t.say(a.App, "not running", time.Time{}, "no pod in %s has its digest; Argo CD says %s", app.namespace, cmp.Or(app.health, "nothing of its health"))
 	}
 }
 
-// advise says what a person does about a failure.
-func (t *teller) advise(app string, exitCode int) {
-	what := map[int]string{
-		step.ExitRetry:   fmt.Sprintf("a retry may mend it: the CronWorkflow compares at %q; if it fails again, fabrique logs %s", t.Cluster.Schedule, t.revision),
-		step.ExitInvalid: "mend the record or the configuration, as the message says; then the next run goes on",
-		step.ExitSource:  fmt.Sprintf("the log: fabrique logs %s; then push a fix", t.revision),
-	}[exitCode]
-	if what != "" {
-		t.say(app, "next", time.Time{}, "%s", what)
+// advise says what a person does about a failure; built tells that there is a log of
+// it.
+func (t *teller) advise(app string, exitCode int, built bool) {
+	log := fmt.Sprintf("the log: fabrique logs %s; ", t.revision)
+	if !built {
+		log = ""
+	}
+	switch exitCode {
+	case step.ExitRetry:
+		t.say(app, "next", time.Time{}, "%sa retry may mend it, and the CronWorkflow compares at %q", log, t.Cluster.Schedule)
+	case step.ExitInvalid:
+		t.say(app, "next", time.Time{}, "%smend the record or the configuration, as the message says; the next run goes on", log)
+	case step.ExitSource:
+		t.say(app, "next", time.Time{}, "%spush a fix", log)
 	}
 }
