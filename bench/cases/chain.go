@@ -21,6 +21,7 @@ var workflowCases = []Case{
 	{Name: "F2-evicted", Title: "the build's pod is evicted: the push ends in its pod, by one commit", Run: interrupted(evict)},
 	{Name: "F2-drained", Title: "the worker is drained of Workflow pods in mid-build: the push ends in its pod, by one commit", Run: interrupted(drain)},
 	{Name: "F3", Title: "a push and two runs by hand at the same moment: one build, one commit", Run: threeAtOnce},
+	{Name: "terminated", Title: "a run that a person terminates is no success, and the next run deploys its commit", Run: terminated},
 	{Name: "unknown-app", Title: "a run for an app that is not declared fails and says so", Run: unknownApp},
 }
 
@@ -219,4 +220,49 @@ func unknownApp(ctx context.Context, w *World) (saw string, err error) {
 	defer finally(ctx, &err, func(ctx context.Context) error { return w.remove(ctx, name) })
 	workflow, err := w.failed(ctx, name, `"nope".*is not declared`, 3*time.Minute)
 	return workflow.Status.Message, err
+}
+
+// terminated ends a run in mid-build as `argo terminate` does, without its exit
+// handler, and starts another by hand.
+func terminated(ctx context.Context, w *World) (saw string, err error) {
+	defer finally(ctx, &err, w.anew(func(ctx context.Context, w *World) error { return w.restore(ctx) }))
+	text, err := slow(20)
+	if err != nil {
+		return "", err
+	}
+	if err := w.dockerfile(text); err != nil {
+		return "", err
+	}
+	c, err := w.commit(ctx, first, "Terminated")
+	if err != nil {
+		return "", err
+	}
+	if err := w.send(ctx, &c); err != nil {
+		return "", err
+	}
+	name := pushName(c.revision)
+	if _, err := w.building(ctx, name); err != nil {
+		return "", err
+	}
+	if _, err := w.Kubectl.Run(ctx, nil, "patch", "workflow", name, "-n", zone.Workflows, "--type=merge", "-p", `{"spec":{"shutdown":"Terminate"}}`); err != nil {
+		return "", err
+	}
+	workflow, err := w.finished(ctx, name, 3*time.Minute)
+	if err != nil {
+		return "", err
+	}
+	if workflow.Status.Phase == "Succeeded" {
+		return "", errors.New("a terminated run should not be a success; it is Succeeded")
+	}
+	again, err := w.byHand(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.succeeded(ctx, again, 5*time.Minute); err != nil {
+		return "", err
+	}
+	if err := w.says(ctx, c.revision, "success", "is deployed", whole, whole+"/"+first); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s: %s; the next run deployed it", workflow.Status.Phase, oneLine(workflow.Status.Message)), w.once(ctx, c)
 }
