@@ -140,7 +140,7 @@ const maxApps = 100
 func (g generator) recheck() argo.Template {
 	t := g.compare(run.Recheck, input("revision"), input("app"))
 	t.Inputs.Parameters = []argo.Parameter{{Name: "app"}, {Name: "revision"}}
-	for _, field := range []string{"count", "idle", "head", "superseded"} {
+	for _, field := range []string{"count", "idle", "broken", "head", "superseded"} {
 		output(&t, field)
 	}
 	return t

@@ -112,6 +112,7 @@ type AppRun struct {
 	SupersededBy string
 	// Unusable tells that the recheck found a record that it could not use.
 	Unusable bool
+	Problem  string // why, as the recheck said it
 
 	Digest  string // what was built, or what was deployed already
 	Cached  int    // build steps from the cache
@@ -399,6 +400,13 @@ func (a *AppRun) read(nodes []node) error {
 		if item.App == a.App {
 			a.NotDue, a.Digest = item.Reason, item.DeployedDigest
 		}
+	}
+	var broken []Broken
+	if err := json.Unmarshal([]byte(cmp.Or(out["broken"], "[]")), &broken); err != nil {
+		return fmt.Errorf("the output \"broken\" of %s's recheck: %w", a.App, err)
+	}
+	for _, b := range broken {
+		a.Problem = b.Record + ": " + b.Error
 	}
 	a.Unusable = out["count"] == "0" && a.NotDue == "" && a.SupersededBy == ""
 	out = a.Build.out

@@ -57,7 +57,7 @@ func (a AppRun) Verdict(end bool) Verdict {
 	case a.NotDue != "":
 		return Verdict{Outcome: Held, Text: a.NotDue}
 	case a.Unusable:
-		return Verdict{Failure, a.Record + ": the record cannot be used any more, or is gone; the next run says why", 2}
+		return Verdict{Failure, cmp.Or(a.Problem, a.Record+": the record cannot be used any more, or is gone; the next run says why"), 2}
 	case a.Deployed():
 		return Verdict{Outcome: Success, Text: fmt.Sprintf("%s@%s is deployed", a.Image, a.Digest)}
 	case a.Result == "stale":
