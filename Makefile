@@ -4,6 +4,8 @@
 GO       ?= go
 VERSION  ?= $(shell git describe --always --dirty 2>/dev/null || echo devel)
 FUZZTIME ?= 10s
+# Which cases make bench runs, as a regular expression for their names.
+CASES    ?= .
 
 .PHONY: help
 help: ## Show this
@@ -55,7 +57,7 @@ demo: build ## Bring up the cluster, install the factory, push, and watch the pu
 
 .PHONY: bench
 bench: build ## Prove every case of the chain on the cluster, in about an hour; results in bin/gates.json
-	bin/bench gates --json bin/gates.json
+	bin/bench gates --only '$(CASES)' --json bin/gates.json
 
 .PHONY: bench-up
 bench-up: build ## Bring up the cluster; the first time this compiles for most of an hour

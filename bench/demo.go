@@ -13,6 +13,7 @@ import (
 	"fabrique/bench/cases"
 	"fabrique/bench/cluster"
 	"fabrique/bench/demo"
+	"fabrique/bench/kubectl"
 )
 
 func demoCommand() *cobra.Command {
@@ -25,21 +26,33 @@ Gitea its webhook, declares two apps, and pushes: each stage shows with its time
 with the pushed commit. The cluster stays, to look around in.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			ctx, out, progress := cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 			d, unlock, err := factory(cmd, program)
 			if err != nil {
 				return err
 			}
 			defer unlock()
-			if err := d.Run(ctx, out); err != nil {
+			revision, err := d.Run(ctx, out)
+			if err != nil {
+				return err
+			}
+			outside, err := d.Outside(ctx)
+			if err != nil {
+				return err
+			}
+			kubectl, err := kubectl.Program(ctx, progress)
+			if err != nil {
 				return err
 			}
 			fmt.Fprintf(out, `
 Look around:
-  export KUBECONFIG=%s
+  export KUBECONFIG=%[1]s PATH=%[2]s:$PATH
   kubectl get workflows -n fabrique       kubectl get applications -n argocd
-  %s status --config %s
-`, d.Kubectl.Kubeconfig, program, filepath.Join(d.Dir, "fabrique.yaml"))
+  kubectl port-forward -n gitea svc/gitea 3000 &
+  %[3]s status -c %[4]s                   # every app, and the runs in flight
+  %[3]s why %[5]s -c %[4]s
+  %[3]s egress report -c %[4]s
+`, d.Kubectl.Kubeconfig, filepath.Dir(kubectl), program, outside, revision[:12])
 			return nil
 		},
 	}

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -92,4 +93,31 @@ cluster:
 		return err
 	}
 	return os.WriteFile(d.Config(), []byte(text), 0o600)
+}
+
+// forwarded is where a person reaches Gitea after `kubectl port-forward`.
+const forwarded = "http://127.0.0.1:3000"
+
+// Outside writes a configuration for a person at this machine, with the reader's
+// token, and gives its path.
+func (d Demo) Outside(ctx context.Context) (path string, err error) {
+	text, err := os.ReadFile(d.Config())
+	if err != nil {
+		return "", err
+	}
+	token, err := d.Secret(ctx, "gitea", platform.ReaderSecret, "token")
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(d.Dir, "outside.yaml")
+	const file = "reader-token"
+	if err := os.WriteFile(filepath.Join(d.Dir, file), []byte(token.Reveal()), 0o600); err != nil {
+		return "", err
+	}
+	inside := "url: " + platform.GiteaURL + "\n"
+	if !bytes.Contains(text, []byte(inside)) {
+		return "", fmt.Errorf("%s does not name Gitea at %s", d.Config(), platform.GiteaURL)
+	}
+	text = bytes.Replace(text, []byte(inside), []byte("url: "+forwarded+"\n  reader: {tokenFile: "+file+"}\n"), 1)
+	return path, os.WriteFile(path, text, 0o600)
 }

@@ -35,15 +35,16 @@ type Stage struct {
 
 // Run pushes the sample and shows it come to life, then pushes a change of one
 // app, and fails when anything else than that happens.
-func (d Demo) Run(ctx context.Context, out io.Writer) error {
+// It gives the newest commit.
+func (d Demo) Run(ctx context.Context, out io.Writer) (revision string, err error) {
 	admin, stop, err := d.Admin(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer stop()
 	work := Clones{admin, d.Dir}
 	if err := d.Declare(ctx, work); err != nil {
-		return err
+		return "", err
 	}
 	fmt.Fprintf(out, "\nThe two apps are declared in %s. Pushes to %s from here on:\n", platform.AppsRepo, platform.SourceRepo)
 	var pushes []Push
@@ -51,11 +52,11 @@ func (d Demo) Run(ctx context.Context, out io.Writer) error {
 		greeting := fmt.Sprintf("Push %d at %s", i+1, time.Now().Format("15:04:05"))
 		p, err := d.Push(ctx, out, work, "hello", greeting)
 		if err != nil {
-			return err
+			return "", err
 		}
-		pushes = append(pushes, p)
+		pushes, revision = append(pushes, p), p.Revision
 	}
-	return Table(out, pushes)
+	return revision, Table(out, pushes)
 }
 
 // Declare clones both repositories anew and pushes the sample into them where it

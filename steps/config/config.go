@@ -315,8 +315,8 @@ func (c *Config) checkCluster(d *decoder) {
 	if c.Cluster.StorageClass != "" && !nameForm.MatchString(c.Cluster.StorageClass) {
 		d.problem("cluster.storageClass", "%q is no name of a StorageClass", c.Cluster.StorageClass)
 	}
-	if n := c.Cluster.Webhook.MaxPayloadBytes; n < 1<<10 || n > 64<<20 {
-		d.problem("cluster.webhook.maxPayloadBytes", "%d is out of range; want 1024 to 67108864", n)
+	if n := c.Cluster.Webhook.MaxPayloadBytes; n < 1<<10 || n > 32<<20 {
+		d.problem("cluster.webhook.maxPayloadBytes", "%d is out of range; want 1024 to 33554432", n)
 	}
 	if !versionForm.MatchString(c.Cluster.EventBus.Version) {
 		d.problem("cluster.eventBus.version", "%q is no version; want one that Argo Events' configuration lists", c.Cluster.EventBus.Version)
