@@ -102,6 +102,8 @@ func name(o *unstructured.Unstructured) string {
 // mend what the API server refuses.
 func explain(err error, o *unstructured.Unstructured) error {
 	switch {
+	case apierrors.IsInvalid(err) && o.GetKind() == "StatefulSet":
+		return step.Invalidf("%w; if it is the size or class of its volumes, Kubernetes changes neither: kubectl delete statefulset -n %s %s --cascade=orphan, and apply again", err, o.GetNamespace(), o.GetName())
 	case meta.IsNoMatchError(err):
 		return step.Invalidf("%w; install what defines %s first", err, o.GroupVersionKind().GroupKind())
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):

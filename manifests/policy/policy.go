@@ -53,7 +53,7 @@ func Objects(c config.Config) []any {
 			withPort(to(n.APIServer), egress.AdminPort),
 		}, outside(c)...),
 
-		policy(zone.Events, "eventsource", labelled(labels("eventsource-name", eventsources.Name)), []peer{withPort(to(n.Gitea), eventsources.Port)}, busPods),
+		policy(zone.Events, "eventsource", labelled(labels("eventsource-name", eventsources.Name)), []peer{withPort(to(n.Deliveries()), eventsources.Port)}, busPods),
 		policy(zone.Events, "sensor", labelled(labels("sensor-name", sensors.Name)), nil, busPods, to(n.APIServer)),
 		policy(zone.Events, "eventbus", labelled(labels("eventbus-name", bus.Name)), []peer{{port: busPort, where: []networkingv1.NetworkPolicyPeer{
 			{PodSelector: labelled(labels("eventsource-name", eventsources.Name))}, {PodSelector: labelled(labels("sensor-name", sensors.Name))},

@@ -13,7 +13,10 @@ import (
 // pods and addresses only, no names; ports are those of the containers, not of a
 // Service.
 type Network struct {
-	Gitea     Peer `yaml:"gitea"`
+	Gitea Peer `yaml:"gitea"`
+	// Webhook is where deliveries come from, by the EventSource's own port; without it,
+	// from Gitea.
+	Webhook   Peer `yaml:"webhook"`
 	Registry  Peer `yaml:"registry"`
 	APIServer Peer `yaml:"apiServer"`
 	DNS       Peer `yaml:"dns"`
@@ -42,11 +45,26 @@ func (n *Network) peers() map[string]*Peer {
 	return map[string]*Peer{"gitea": &n.Gitea, "registry": &n.Registry, "apiServer": &n.APIServer, "dns": &n.DNS}
 }
 
+// Deliveries gives the peer that webhooks come from.
+func (n Network) Deliveries() Peer {
+	if n.Webhook.given() {
+		return n.Webhook
+	}
+	return n.Gitea
+}
+
 func (n *Network) check(d *decoder) {
 	for name, p := range n.peers() {
 		if p.given() || p.Port != 0 || len(p.Labels) > 0 {
 			p.check(d, "cluster.network."+name)
 		}
+	}
+	if w := n.Webhook; w.given() || w.Port != 0 || len(w.Labels) > 0 {
+		if w.Port != 0 {
+			d.problem("cluster.network.webhook.port", "it has none of its own; leave it out")
+		}
+		w.Port = 1
+		w.check(d, "cluster.network.webhook")
 	}
 	if n.NodeLocalDNS != "" {
 		if err := checkAddress(n.NodeLocalDNS); err != nil {

@@ -25,7 +25,7 @@ func TestParseDestination(t *testing.T) {
 		"index.example.net:65536":                   "its port is none",
 		"index.example.net:https":                   "its port is none",
 		"index.example.net:-1":                      "its port is none",
-		"Index.example.net:443":                              "lower case and without a dot at the end: index.example.net:443",
+		"Index.example.net:443":                     "lower case and without a dot at the end: index.example.net:443",
 		"index.example.net.:443":                    "lower case and without a dot at the end: index.example.net:443",
 		"bücher.example:443":                        "other scripts as xn--…",
 		"ab--cd.example:443":                        "other scripts as xn--…",
