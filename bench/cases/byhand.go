@@ -1,32 +1,38 @@
 package cases
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
+	"fmt"
 	"maps"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 
+	"fabrique/bench/tools"
 	"fabrique/manifests/zone"
 	"fabrique/workflows"
 )
 
-// byHand starts a Workflow as `argo submit --from workflowtemplate/fabrique` does,
-// with these parameters, and gives its name.
+// byHand starts a Workflow with these parameters by argo submit, as a person does, and
+// gives its name.
 func (w *World) byHand(ctx context.Context, parameters map[string]string) (name string, err error) {
-	given := []map[string]string{}
-	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		given = append(given, map[string]string{"name": key, "value": parameters[key]})
-	}
-	text, err := json.Marshal(map[string]any{
-		"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow",
-		"metadata": map[string]any{"generateName": "by-hand-", "namespace": zone.Workflows},
-		"spec": map[string]any{
-			"workflowTemplateRef": map[string]string{"name": workflows.TemplateName},
-			"arguments":           map[string]any{"parameters": given},
-		},
-	})
+	dir, err := tools.ArgoWorkflows.Ensure(ctx, w.Out, false)
 	if err != nil {
 		return "", err
 	}
-	return w.Kubectl.Run(ctx, text, "create", "-f", "-", "-o", "jsonpath={.metadata.name}")
+	args := []string{"submit", "--kubeconfig", w.Kubectl.Kubeconfig, "-n", zone.Workflows, "--from", "workflowtemplate/" + workflows.TemplateName,
+		"--generate-name", "by-hand-", "--output", "name"}
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		args = append(args, "--parameter", key+"="+parameters[key])
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, "argo"), args...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("argo %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(said.Bytes()))
+	}
+	return strings.TrimSpace(string(out)), nil
 }

@@ -13,6 +13,7 @@ import (
 	"fabrique/bench/action"
 	"fabrique/bench/demo"
 	"fabrique/manifests/zone"
+	"fabrique/sensors"
 )
 
 // gateCases are the gates of adr-0095.
@@ -20,6 +21,7 @@ var gateCases = []Case{
 	{Name: "manifests", Title: "the API server and argo lint take every file; apply changes nothing twice, mends and prunes", Run: manifests},
 	{Name: "new-app", Title: "a record is all that a new app needs", Run: newApp},
 	{Name: "ten-pushes", Title: "ten pushes in a row over two apps each end in pods that run that commit by digest; the other app stays", Limit: 30 * time.Minute, Run: tenPushes},
+	{Name: "bus-keeps", Title: "an event that waits in the bus outlives the bus's restart", Run: busKeeps},
 	{Name: "no-events", Title: "five pushes come to life without EventSource, Sensor and EventBus", Limit: 25 * time.Minute, Run: noEvents},
 }
 
@@ -199,4 +201,55 @@ func (w *World) arrives(ctx context.Context) error {
 			return err
 		})
 	})
+}
+
+// busKeeps has a push wait in the bus, as its Sensor is away, and kills the bus. The
+// Workflow comes when the Sensor is back.
+func busKeeps(ctx context.Context, w *World) (saw string, err error) {
+	namespace, selector, err := w.deployment(ctx, eventsController)
+	if err != nil {
+		return "", err
+	}
+	defer finally(ctx, &err, func(ctx context.Context) error { return w.events(ctx, 1) })
+	if _, err := w.Kubectl.Run(ctx, nil, "scale", "deployment", eventsController, "--replicas=0", "-n", namespace); err != nil {
+		return "", err
+	}
+	if err := w.gone(ctx, namespace, selector); err != nil {
+		return "", err
+	}
+	const sensor = "sensor-name=" + sensors.Name
+	if _, err := w.Kubectl.Run(ctx, nil, "scale", "deployment", "-l", sensor, "--replicas=0", "-n", zone.Events); err != nil {
+		return "", err
+	}
+	if err := w.gone(ctx, zone.Events, sensor); err != nil {
+		return "", err
+	}
+	c, err := w.commit(ctx, first, "Kept by the bus")
+	if err != nil {
+		return "", err
+	}
+	if err := w.send(ctx, &c); err != nil {
+		return "", err
+	}
+	// Time for the delivery; Gitea does not tell when it is there.
+	if err := pause(ctx, 15*time.Second); err != nil {
+		return "", err
+	}
+	if err := w.absent(ctx, pushName(c.revision)); err != nil {
+		return "", fmt.Errorf("the Sensor is not away, so this shows nothing: %w", err)
+	}
+	if _, err := w.Kubectl.Run(ctx, nil, "delete", "pods", "-n", zone.Events, "-l", "eventbus-name=default", "--grace-period=0", "--force"); err != nil {
+		return "", err
+	}
+	if err := w.events(ctx, 1); err != nil {
+		return "", err
+	}
+	if err := w.appears(ctx, pushName(c.revision)); err != nil {
+		return "", err
+	}
+	p, err := w.follow(ctx, c)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("its pod answers %.0f s after the push", p.Stages[len(p.Stages)-1].After.Seconds()), nil
 }

@@ -44,6 +44,11 @@ func Addresses(c config.Config) []string {
 //   - runAsUser 0: the same, it is root of that namespace.
 //   - a writable root: runc's and BuildKit's run-time folders.
 func Objects(c config.Config) ([]any, error) {
+	size := resource.MustParse(c.Cluster.BuildCache.Storage)
+	if c.Builder.MaxCacheBytes == 0 {
+		// A builder that fills its volume builds nothing more: a fifth is for the build at hand.
+		c.Builder.MaxCacheBytes = size.Value() / 5 * 4
+	}
 	text, err := Generate(c)
 	if err != nil {
 		return nil, err
@@ -101,7 +106,7 @@ func Objects(c config.Config) ([]any, error) {
 		ObjectMeta: metav1.ObjectMeta{Name: "cache"},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(c.Cluster.BuildCache.Storage)}},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: size}},
 		},
 	}
 	if c.Cluster.StorageClass != "" {

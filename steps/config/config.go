@@ -132,7 +132,8 @@ type Builder struct {
 	// Cache is "off", "min" or "max": the mode in which the build cache is kept
 	// in the registry too, as <image>:buildcache.
 	Cache string `yaml:"cache"`
-	// MaxCacheBytes bounds the daemon's own cache; 0 leaves it to the daemon.
+	// MaxCacheBytes bounds the daemon's own cache; 0 is four fifths of its volume in a
+	// cluster, and elsewhere leaves it to the daemon.
 	MaxCacheBytes int64 `yaml:"maxCacheBytes"`
 	// Frontends is what "# syntax=" may name, all of it: what the file lists
 	// replaces the default.
