@@ -129,7 +129,7 @@ func diskFull(ctx context.Context, w *World) (saw string, err error) {
 	if err := w.cacheOn(ctx, "small", map[string]any{"name": "small", "emptyDir": map[string]string{"medium": "Memory", "sizeLimit": "64Mi"}}); err != nil {
 		return "", err
 	}
-	text, err := with("RUN head -c 200000000 /dev/zero > /big # " + nonce())
+	text, err := with("RUN dd if=/dev/zero of=/big bs=1M count=200 # " + nonce())
 	if err != nil {
 		return "", err
 	}

@@ -261,6 +261,7 @@ func TestFailures(t *testing.T) {
 		"empty Dockerfile":  {"\n", nil, step.ExitSource, []string{"file with no instructions"}},
 		"broken Dockerfile": {"FROM scratch\nRUNN x\n", nil, step.ExitSource, []string{"unknown instruction: RUNN"}},
 		"failing RUN":       {base + "RUN for i in $(seq 30); do echo line $i; done; exit 7\n", nil, step.ExitSource, []string{"exit code: 7", "; its last output:\n    line 19\n", "\n    line 30"}},
+		"no space":          {base + "RUN echo 'dd: error writing: No space left on device' >&2; exit 1\n", nil, step.ExitRetry, []string{"the builder has no space left"}},
 		"killed RUN":        {base + "RUN sh -c 'kill -9 $$'; exit $?\n", nil, step.ExitRetry, []string{"exit code: 137", "want of memory"}},
 		"missing program":   {base + "RUN no-such-program\n", nil, step.ExitSource, []string{"exit code: 127", "no-such-program: not found"}},
 		"missing COPY":      {"FROM scratch\nCOPY nothing /\n", nil, step.ExitSource, []string{`"/nothing": not found`}},

@@ -49,6 +49,8 @@ func classify(ctx context.Context, o Options, address string, s seen, redact fun
 	switch {
 	case strings.Contains(said, "exit code: 137"):
 		return step.Retryf("%s; a process of it was killed, most likely for want of memory: give the builder more, or build less at once", s.explain(said))
+	case has(instructionFailed) && strings.Contains(s.explain(said), "No space left on device"):
+		return step.Retryf("%s; the builder has no space left: give its volume more, or limit its cache (builder.maxCacheBytes)", s.explain(said))
 	case has(instructionFailed):
 		return step.Sourcef("%s", s.explain(said))
 	case has(notHTTPS):
