@@ -46,7 +46,9 @@ var item = []string{"app", "record", "revision", "context", "dockerfile", "image
 func Objects(c config.Config) []any {
 	g := generator{c}
 	meta := zone.Meta(zone.Workflows, CronName)
-	deadline, history := int64(600), int32(3)
+	deadline := int64(600)
+	// By count, beside the age: as many as a day of the default schedule has.
+	history := int32(150)
 	return []any{
 		&argo.WorkflowTemplate{
 			TypeMeta: zone.Type("argoproj.io/v1alpha1", "WorkflowTemplate"), ObjectMeta: zone.Meta(zone.Workflows, TemplateName),

@@ -3,6 +3,7 @@ package kubeconfig
 
 import (
 	"errors"
+	"os"
 
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
@@ -22,7 +23,7 @@ func Load(file string) (*rest.Config, error) {
 	rules.ExplicitPath = file
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
 	if file == "" && clientcmd.IsEmptyConfig(err) {
-		err = none{err}
+		return nil, step.Invalidf("looking for a cluster: %w at $KUBECONFIG (%q) or ~/.kube/config; name one by --kubeconfig", ErrNone, os.Getenv("KUBECONFIG"))
 	}
 	if err != nil {
 		return nil, step.Invalidf("reading the kubeconfig: %w; name one by --kubeconfig", err)
@@ -30,11 +31,6 @@ func Load(file string) (*rest.Config, error) {
 	config.QPS, config.Burst = 50, 100
 	return config, nil
 }
-
-// none is [ErrNone] in client-go's words.
-type none struct{ error }
-
-func (none) Is(target error) bool { return target == ErrNone }
 
 // Flag declares --kubeconfig.
 func Flag(flags *pflag.FlagSet, file *string) {

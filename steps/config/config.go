@@ -25,6 +25,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/robfig/cron/v3"
+
 	"fabrique/steps/frontend"
 	"fabrique/steps/gitea"
 	"fabrique/steps/gitref"
@@ -188,7 +190,6 @@ func defaults() Config {
 			Webhook:    Webhook{MaxPayloadBytes: 1 << 20},
 			EventBus:   EventBus{Version: "latest", Storage: "1Gi"},
 			BuildCache: BuildCache{Storage: "50Gi"},
-			Network:    Network{DNS: Peer{Namespace: "kube-system", Labels: map[string]string{"k8s-app": "kube-dns"}, Port: 53}},
 		},
 	}
 }
@@ -303,8 +304,8 @@ func (c *Config) checkCluster(d *decoder) {
 			d.problem("cluster.images."+name, "%q has no digest; name the image as in registry:80/fabrique/NAME@sha256:…", *reference)
 		}
 	}
-	if len(strings.Fields(c.Cluster.Schedule)) != 5 {
-		d.problem("cluster.schedule", "%q is no schedule; want five fields, as in */10 * * * *", c.Cluster.Schedule)
+	if _, err := cron.ParseStandard(c.Cluster.Schedule); err != nil || len(strings.Fields(c.Cluster.Schedule)) != 5 {
+		d.problem("cluster.schedule", "%q is no schedule; want five fields of cron(5), as in */10 * * * *", c.Cluster.Schedule)
 	}
 	c.Cluster.Network.check(d)
 	if n := c.Cluster.Builders; n < 1 || n > maxBuilders {
@@ -329,8 +330,8 @@ func (c *Config) checkCluster(d *decoder) {
 	}
 }
 
-// maxBuilders bounds what a slip of the pen can start.
-const maxBuilders = 64
+// maxBuilders bounds what a slip of the pen can start, and fits the zones' quotas.
+const maxBuilders = 8
 
 var (
 	nameForm     = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
@@ -347,8 +348,12 @@ func (i *Images) all() map[string]*string {
 	}
 }
 
-// CheckCluster tells whether the file says all that a cluster needs. Exit code 2.
+// CheckCluster tells whether the file says all that a cluster needs, and nothing that
+// it cannot have. Exit code 2.
 func (c Config) CheckCluster() error {
+	if len(c.Builder.Secrets) > 0 {
+		return step.Invalidf("builder.secrets is for fabrique build alone: builds in the cluster have none; leave it out of this file")
+	}
 	var missing []string
 	for name, reference := range c.Cluster.Images.all() {
 		if *reference == "" {
@@ -360,7 +365,7 @@ func (c Config) CheckCluster() error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return step.Invalidf("the configuration lacks %s: name each image by digest, as make images prints it, and what the factory's pods talk to", strings.Join(missing, ", "))
+	return step.Invalidf("the configuration lacks %s: name each image by digest (make images prints all but buildkitd's), and what the factory's pods talk to as in {namespace: gitea, labels: {app: gitea}, port: 3000}", strings.Join(missing, ", "))
 }
 
 // checkFrontends gives each frontend its canonical name. Two spellings of one

@@ -96,6 +96,7 @@ timeouts:
 	}
 	want := defaults()
 	want.Gitea.URL = "http://gitea:3000"
+	want.Cluster.Network.DNS = Peer{Namespace: "kube-system", Labels: map[string]string{"k8s-app": "kube-dns"}, Port: 53}
 	want.Source.Repository, want.Apps.Repository = "atlas/atlas", "cluster/apps"
 	want.Registry = Registry{"registry:80", true}
 	want.Builder.Address = "tcp://buildkitd.fabrique-build:1234"

@@ -54,6 +54,15 @@ func (n Network) Deliveries() Peer {
 }
 
 func (n *Network) check(d *decoder) {
+	if n.DNS.Namespace == "" && len(n.DNS.Addresses) == 0 {
+		n.DNS.Namespace = "kube-system"
+		if len(n.DNS.Labels) == 0 {
+			n.DNS.Labels = map[string]string{"k8s-app": "kube-dns"}
+		}
+	}
+	if n.DNS.Port == 0 {
+		n.DNS.Port = 53
+	}
 	for name, p := range n.peers() {
 		if p.given() || p.Port != 0 || len(p.Labels) > 0 {
 			p.check(d, "cluster.network."+name)

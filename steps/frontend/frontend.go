@@ -54,9 +54,12 @@ func ParseReplacement(s string) (string, error) {
 	return s, nil
 }
 
-// Parse reads "name=replacement,name=replacement".
+// Parse reads "name=replacement,name=replacement"; the empty text allows none.
 func Parse(s string) (Allowed, error) {
 	allowed := Allowed{}
+	if s == "" {
+		return allowed, nil
+	}
 	for pair := range strings.SplitSeq(s, ",") {
 		given, replacement, ok := strings.Cut(strings.TrimSpace(pair), "=")
 		if !ok {

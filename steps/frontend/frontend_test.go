@@ -13,7 +13,8 @@ var digest = "sha256:" + strings.Repeat("ab", 32)
 
 func TestParse(t *testing.T) {
 	for input, want := range map[string]Allowed{
-		"docker/dockerfile=builtin":                      {"docker/dockerfile": "builtin"},
+		"":                          {},
+		"docker/dockerfile=builtin": {"docker/dockerfile": "builtin"},
 		"docker.io/docker/dockerfile=builtin, x=builtin": {"docker/dockerfile": "builtin", "x": "builtin"},
 		"a/b=registry:80/frontends/b:1.7":                {"a/b": "registry:80/frontends/b:1.7"},
 		"registry:80/a=registry:80/b@" + digest:          {"registry:80/a": "registry:80/b@" + digest},
@@ -29,7 +30,6 @@ func TestParse(t *testing.T) {
 		return `parsing the frontend's name "` + s + `": want an image name without tag and digest, as in docker/dockerfile`
 	}
 	for input, want := range map[string]string{
-		"":                               `parsing the frontend "": ` + form,
 		"docker/dockerfile":              `parsing the frontend "docker/dockerfile": ` + form,
 		"a=builtin,":                     `parsing the frontend "": ` + form,
 		"=builtin":                       name(""),

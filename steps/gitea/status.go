@@ -10,7 +10,7 @@ import (
 )
 
 // Status is what a commit's page shows of one context. State is Gitea's: pending,
-// success, failure, error or warning.
+// success, failure, error, warning or skipped.
 type Status struct {
 	Context     string
 	State       string
