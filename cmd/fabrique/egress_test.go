@@ -67,8 +67,8 @@ users: [{name: u, user: {token: "%s"}}]
 		code      int
 		out, says string // parts of what is written, or all of it
 	}{
-		{"report --kubeconfig " + good, 0, "\ncitation  deb.example.net:80           allowed  1      151075    2026-11-30 ", ""},
-		{"report --kubeconfig " + good, 0, "\nhello     npmjs.example:443           refused  1      0         2026-11-30 ", ""},
+		{"report --kubeconfig " + good, 0, "\ncitation  deb.example.net:80      allowed  1      151075    2026-11-30 ", ""},
+		{"report --kubeconfig " + good, 0, "\nhello     npmjs.example:443       refused  1      0         2026-11-30 ", ""},
 		{"report citation --kubeconfig " + good, 0, "egress to index.example.net:443 refused; allow it under egress.allow", ""},
 		{"report citation --json --kubeconfig " + good, 0, `"destination": "index.example.net:443",` + "\n      \"verdict\": \"refused\",", ""},
 		{"report other --kubeconfig " + good, 0, "nothing was asked for", ""},
