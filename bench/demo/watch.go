@@ -23,8 +23,8 @@ import (
 
 // Push is one push to the source and what became of it.
 type Push struct {
-	Revision string
-	Stages   []Stage
+	Revision string  `json:"revision"`
+	Stages   []Stage `json:"stages"`
 }
 
 // Stage is a moment that a push reached, measured from its beginning.
