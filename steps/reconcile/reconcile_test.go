@@ -351,7 +351,7 @@ func TestReasons(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(Result{Head: second, Revision: first, Superseded: true, Due: []App{}, Broken: []Broken{}, Apps: 7}, result); diff != "" {
+	if diff := cmp.Diff(Result{Head: second, Revision: first, Superseded: true, Due: []App{}, Items: []Item{}, Idle: []App{}, Broken: []Broken{}, Apps: 7}, result); diff != "" {
 		t.Error(diff)
 	}
 	if plan, err = Run(t.Context(), quiet, o); err != nil || verdicts(plan)["current"] != "superseded by "+string(second) {
@@ -362,9 +362,13 @@ func TestReasons(t *testing.T) {
 	if result, err = Decide(t.Context(), quiet, o, 0); err != nil || result.Superseded || len(result.Due) != 6 {
 		t.Error(result, err)
 	}
-	// One app only.
+	// A part of what is due, by chance; the rest is counted.
+	if result, err = Decide(t.Context(), quiet, o, 4); err != nil || len(result.Due) != 4 || result.Count != 4 || result.Left != 2 || len(result.Items) != 4 || result.Items[0].App != result.Due[0].App {
+		t.Error(result, err)
+	}
+	// One app only, which is told of though it is not due.
 	o.Only = []string{"held"}
-	if result, err = Decide(t.Context(), quiet, o, 0); err != nil || result.Apps != 1 || len(result.Due) != 0 {
+	if result, err = Decide(t.Context(), quiet, o, 0); err != nil || result.Apps != 1 || len(result.Due) != 0 || len(result.Idle) != 1 || result.Idle[0].App != "held" {
 		t.Error(result, err)
 	}
 	o.Only = []string{"nobody"}
@@ -677,7 +681,7 @@ func TestNothingIsDeclared(t *testing.T) {
 // C3, R4: repositories without commits, branches and folders that are not there.
 func TestEmptyAndMissing(t *testing.T) {
 	w := newWorld(t, "empty")
-	nothing := Result{Due: []App{}, Broken: []Broken{}}
+	nothing := Result{Due: []App{}, Items: []Item{}, Idle: []App{}, Broken: []Broken{}}
 	decide := func(change func(*Options)) (Result, error) {
 		o := w.options(w.gitea.URL, w.project.Reader)
 		change(&o)
@@ -702,7 +706,7 @@ func TestEmptyAndMissing(t *testing.T) {
 	other := newWorld(t, "empty-apps")
 	head = other.pushSource(files{"app/Dockerfile": "FROM scratch\n"})
 	w = other
-	if result, err := decide(same); err != nil || cmp.Diff(Result{Head: head, Revision: head, Due: []App{}, Broken: []Broken{}}, result) != "" {
+	if result, err := decide(same); err != nil || cmp.Diff(Result{Head: head, Revision: head, Due: []App{}, Items: []Item{}, Idle: []App{}, Broken: []Broken{}}, result) != "" {
 		t.Error(result, err)
 	}
 
