@@ -50,8 +50,8 @@ func TestAllAreWhole(t *testing.T) {
 		names = append(names, c.Name)
 	}
 	for _, gate := range []string{"new-app", "ten-pushes", "no-events"} {
-		if !slices.Contains(names, gate) {
-			t.Errorf("%s is missing: %v", gate, names)
+		if !slices.Contains(names[:len(gateCases)], gate) {
+			t.Errorf("%s does not come first: %v", gate, names)
 		}
 	}
 }

@@ -102,7 +102,7 @@ func (w *World) refusedBuild(ctx context.Context, what, reason string) (demo.Wor
 	if err := w.send(ctx, &c); err != nil {
 		return demo.Workflow{}, err
 	}
-	// A failure that a retry may mend is tried again three times, after 5, 10 and 20 s.
+	// A failure that a retry may mend is tried again four times, after 10, 20, 40 and 80 s.
 	workflow, err := w.failed(ctx, pushName(c.revision), reason, 7*time.Minute)
 	if err != nil {
 		return workflow, err

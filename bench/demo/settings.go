@@ -27,12 +27,11 @@ func (d Demo) Reconfigure(ctx context.Context, log io.Writer, s Settings) error 
 	if err != nil {
 		return err
 	}
-	i := now.Cluster.Images
-	if err := d.configure(ctx, map[string]string{
-		"fabrique/reconcile-head": i.ReconcileHead, "fabrique/clone-at-sha": i.CloneAtSHA, "fabrique/buildkit-build": i.BuildkitBuild,
-		"fabrique/digest-inspect": i.DigestInspect, "fabrique/gitea-writeback": i.GiteaWriteback, "fabrique/commit-status": i.CommitStatus,
-		"fabrique/egress-gateway": i.EgressGateway, "fabrique/buildkitd": i.Buildkitd,
-	}, s); err != nil {
+	references, byField := map[string]string{}, now.Cluster.Images.ByField()
+	for _, r := range refs {
+		references[r.repository] = byField[r.field]
+	}
+	if err := d.configure(ctx, references, s); err != nil {
 		return err
 	}
 	_, err = d.apply(ctx, log)

@@ -348,6 +348,15 @@ func (i *Images) all() map[string]*string {
 	}
 }
 
+// ByField gives the references by their field's name in the file.
+func (i Images) ByField() map[string]string {
+	references := map[string]string{}
+	for name, reference := range i.all() {
+		references[name] = *reference
+	}
+	return references
+}
+
 // CheckCluster tells whether the file says all that a cluster needs, and nothing that
 // it cannot have. Exit code 2.
 func (c Config) CheckCluster() error {
