@@ -5,7 +5,6 @@ package workflows
 
 import (
 	"maps"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"fabrique/manifests/zone"
 	"fabrique/steps/config"
 	"fabrique/steps/frontend"
+	"fabrique/steps/runnetwork"
 	"fabrique/workflows/run"
 )
 
@@ -192,12 +192,9 @@ func (g generator) build() argo.Template {
 	t := g.step(run.Build, "buildkit-build", g.Cluster.Images.BuildkitBuild, g.Builder.Timeout+g.Timeouts.Clone,
 		"--dir", "/workspace/clone/tree", "--timeout", g.Builder.Timeout.String(),
 		"--platform", string(g.Builder.Platform), "--cache", g.Builder.Cache, "--frontends", frontends(g.Builder.Frontends),
-		"--proxy", egress.ProxyURL, "--proxy-report", egress.AdminURL, "--egress-key-file", egressDir+"/"+zone.EgressKey)
+		"--proxy", runnetwork.ProxyURL, "--proxy-report", egress.AdminURL, "--egress-key-file", egressDir+"/"+zone.EgressKey)
 	for _, address := range buildkitd.Addresses(g.Config) {
 		t.Container.Args = append(t.Container.Args, "--address", address)
-	}
-	for _, host := range g.insideHosts() {
-		t.Container.Args = append(t.Container.Args, "--no-proxy", host)
 	}
 	if g.Registry.PlainHTTP {
 		t.Container.Args = append(t.Container.Args, "--plain-http")
@@ -227,17 +224,6 @@ func (g generator) build() argo.Template {
 		output(&t, field)
 	}
 	return t
-}
-
-// insideHosts names what a build reaches without the gateway.
-func (g generator) insideHosts() []string {
-	var hosts []string
-	for _, address := range []string{"http://" + string(g.Registry.Address), g.Gitea.URL} {
-		if u, err := url.Parse(address); err == nil {
-			hosts = append(hosts, u.Hostname())
-		}
-	}
-	return hosts
 }
 
 // frontends writes them as the flag of buildkit-build reads them.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -35,9 +36,9 @@ type BuildKitDaemon struct {
 var daemons atomic.Int32
 
 // StartBuildKit starts a daemon with the text of a buildkitd.toml, empty for
-// [MinimalBuildKitConfig]. What ties it to this machine (state, socket, runc,
-// network, no garbage collection) is set by flags, which win over the text.
-// Several can run at once.
+// [MinimalBuildKitConfig]. What ties it to this machine (state, socket, runc, no
+// garbage collection, and the network unless the text has a networkMode) is set by
+// flags, which win over the text. Several can run at once.
 func StartBuildKit(ctx context.Context, config string) (*BuildKitDaemon, error) {
 	t, err := tools.Ensure(ctx, os.Stderr, false)
 	if err != nil {
@@ -63,13 +64,16 @@ func StartBuildKit(ctx context.Context, config string) (*BuildKitDaemon, error) 
 	if err := os.WriteFile(d.Config, []byte(config), 0o644); err != nil {
 		return nil, fmt.Errorf("configuring buildkitd: %w", err)
 	}
+	args := []string{
+		t.Buildkitd, "--config", d.Config, "--root", d.Root, "--addr", d.Address,
+		"--containerd-worker=false", "--oci-worker=true", "--oci-worker-binary", t.Runc, "--oci-worker-gc=false",
+	}
+	if !strings.Contains(config, "networkMode") {
+		args = append(args, "--oci-worker-net", "host")
+	}
 	d.Process = &Process{
-		name: name,
-		args: []string{
-			t.Buildkitd, "--config", d.Config, "--root", d.Root, "--addr", d.Address,
-			"--containerd-worker=false", "--oci-worker=true", "--oci-worker-binary", t.Runc,
-			"--oci-worker-net", "host", "--oci-worker-gc=false",
-		},
+		name:    name,
+		args:    args,
 		ownPIDs: true,
 		attr:    func() *syscall.SysProcAttr { return &syscall.SysProcAttr{} },
 		probe:   d.probe,

@@ -22,9 +22,10 @@ const (
 	AdminName = "admin" // of that port
 )
 
-// ProxyURL and AdminURL are what buildkit-build is given.
+// Address and ProxyURL are the proxy's, AdminURL is what buildkit-build is given.
 const (
-	ProxyURL = "http://" + Service + "." + zone.Egress + ".svc:3128"
+	Address  = Service + "." + zone.Egress + ".svc:3128"
+	ProxyURL = "http://" + Address
 	AdminURL = "http://" + Service + "." + zone.Egress + ".svc:9090"
 )
 

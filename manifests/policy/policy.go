@@ -43,7 +43,7 @@ func Objects(c config.Config) []any {
 
 		policy(zone.Builder, "buildkitd", labelled(buildkitd.Labels()), []peer{{port: buildkitd.Port, where: []networkingv1.NetworkPolicyPeer{{
 			NamespaceSelector: name(zone.Workflows), PodSelector: steps(run.Build),
-		}}}}, to(n.Registry), to(n.Gitea), gateway(egress.Port)),
+		}}}}, to(n.Registry), gateway(egress.Port)),
 
 		// The gateway goes where its lists lead, which are names: here stand the addresses
 		// that it may dial at all.

@@ -35,7 +35,7 @@ cluster:
     nodeLocalDNS: 169.254.20.10
   images:
 `
-	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd", "egressGateway"} {
+	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd", "egressGateway", "runNetwork"} {
 		text += "    " + name + ": registry:80/fabrique/" + strings.ToLower(name) + "@sha256:" + strings.Repeat(string(rune('0'+i)), 64) + "\n"
 	}
 	c, err := config.Parse("fabrique.yaml", []byte(text+strings.Join(extra, "")))

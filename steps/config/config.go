@@ -76,6 +76,7 @@ type Images struct {
 	GiteaWriteback string `yaml:"giteaWriteback"`
 	CommitStatus   string `yaml:"commitStatus"`
 	EgressGateway  string `yaml:"egressGateway"`
+	RunNetwork     string `yaml:"runNetwork"`
 	Buildkitd      string `yaml:"buildkitd"`
 }
 
@@ -344,7 +345,7 @@ func (i *Images) all() map[string]*string {
 	return map[string]*string{
 		"reconcileHead": &i.ReconcileHead, "cloneAtSHA": &i.CloneAtSHA, "buildkitBuild": &i.BuildkitBuild,
 		"digestInspect": &i.DigestInspect, "giteaWriteback": &i.GiteaWriteback, "commitStatus": &i.CommitStatus,
-		"egressGateway": &i.EgressGateway, "buildkitd": &i.Buildkitd,
+		"egressGateway": &i.EgressGateway, "runNetwork": &i.RunNetwork, "buildkitd": &i.Buildkitd,
 	}
 }
 
