@@ -2,6 +2,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -191,16 +192,26 @@ var pruned = []schema.GroupVersionKind{
 	{Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy"},
 }
 
+// prunedClusterWide are those in no namespace.
+var prunedClusterWide = []schema.GroupVersionKind{
+	{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicyBinding"},
+	{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicy"},
+}
+
 func (c *Cluster) prune(ctx context.Context, keep map[string]bool, o Options, report func(Done, string)) (removed int, err error) {
-	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder, zone.Egress} {
-		for _, kind := range pruned {
+	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder, zone.Egress, ""} {
+		kinds := pruned
+		if namespace == "" {
+			kinds = prunedClusterWide
+		}
+		for _, kind := range kinds {
 			api, err := c.resource(kind, namespace)
 			if err != nil {
 				return removed, fmt.Errorf("looking for what is not needed any more: %w", err)
 			}
 			list, err := api.List(ctx, metav1.ListOptions{LabelSelector: zone.ManagedBy + "=" + zone.Fabrique})
 			if err != nil {
-				return removed, fmt.Errorf("listing each %s in %s: %w", kind.Kind, namespace, err)
+				return removed, fmt.Errorf("listing each %s in %s: %w", kind.Kind, cmp.Or(namespace, "the cluster"), err)
 			}
 			for i := range list.Items {
 				// What a controller made of ours carries our labels too.

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fabrique/eventsources"
+	"fabrique/manifests/admission"
 	"fabrique/manifests/buildkitd"
 	"fabrique/manifests/bus"
 	"fabrique/manifests/egress"
@@ -75,7 +76,7 @@ func Objects(c config.Config) ([]map[string]any, error) {
 // order lists the files that are applied: a namespace first, and what acts on
 // others last.
 var order = []string{
-	"manifests/zones.yaml", "manifests/policies.yaml", "manifests/eventbus.yaml", "manifests/buildkitd.yaml", "manifests/egress.yaml",
+	"manifests/zones.yaml", "manifests/admission.yaml", "manifests/policies.yaml", "manifests/eventbus.yaml", "manifests/buildkitd.yaml", "manifests/egress.yaml",
 	"workflows/workflowtemplate.yaml", "eventsources/eventsource.yaml", "sensors/sensor.yaml",
 }
 
@@ -96,6 +97,7 @@ func groups(c config.Config) (map[string][]any, error) {
 	return map[string][]any{
 		"manifests/zones.yaml":            zone.Objects(),
 		"manifests/policies.yaml":         policy.Objects(c),
+		"manifests/admission.yaml":        admission.Objects(),
 		"manifests/eventbus.yaml":         bus.Objects(c),
 		"manifests/buildkitd.yaml":        daemon,
 		"manifests/egress.yaml":           egress.Objects(c),

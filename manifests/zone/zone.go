@@ -125,7 +125,7 @@ func Objects() []any {
 func namespace(name, level string) *corev1.Namespace {
 	meta := Meta("", name)
 	meta.Labels["pod-security.kubernetes.io/enforce"] = level
-	meta.Labels["pod-security.kubernetes.io/warn"] = "restricted"
+	meta.Labels["pod-security.kubernetes.io/warn"] = level // about what would make such pods
 	return &corev1.Namespace{TypeMeta: Type("v1", "Namespace"), ObjectMeta: meta}
 }
 
