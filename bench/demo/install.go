@@ -46,7 +46,8 @@ var refs = []struct{ field, repository string }{
 	{"reconcileHead", "fabrique/reconcile-head"}, {"cloneAtSHA", "fabrique/clone-at-sha"},
 	{"buildkitBuild", "fabrique/buildkit-build"}, {"digestInspect", "fabrique/digest-inspect"},
 	{"giteaWriteback", "fabrique/gitea-writeback"}, {"commitStatus", "fabrique/commit-status"},
-	{"egressGateway", "fabrique/egress-gateway"}, {"buildkitd", "fabrique/buildkitd"},
+	{"egressGateway", "fabrique/egress-gateway"}, {"egressAddresses", "fabrique/egress-addresses"},
+	{"buildkitd", "fabrique/buildkitd"},
 }
 
 // images pushes what the factory runs and writes its configuration.

@@ -87,7 +87,7 @@ func (n *Network) check(d *decoder) {
 		w.check(d, "cluster.network.webhook")
 	}
 	if n.FQDNPolicies != NoFQDNPolicies && n.FQDNPolicies != CiliumPolicies {
-		d.problem("cluster.network.fqdnPolicies", "%q is none; want none or cilium", n.FQDNPolicies)
+		d.problem("cluster.network.fqdnPolicies", "%q is unknown; want none or cilium", n.FQDNPolicies)
 	}
 	if n.NodeLocalDNS != "" {
 		if err := checkAddress(n.NodeLocalDNS); err != nil {
