@@ -1,6 +1,7 @@
 package addresses
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
@@ -106,6 +108,7 @@ func (a *api) set(object map[string]any) {
 // world is an API server, a DNS server and a time.
 type world struct {
 	*api
+	url string
 	dns *dnstest.Server
 	now time.Time
 	o   Options
@@ -118,6 +121,7 @@ func start(t *testing.T, rules egress.Rules) *world {
 	w := &world{api: &api{t: t, refuses: map[string]int{}}, dns: dnstest.Start(t), now: noon}
 	server := httptest.NewServer(w.api)
 	t.Cleanup(server.Close)
+	w.url = server.URL
 	client, err := dynamic.NewForConfig(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
@@ -365,5 +369,54 @@ func TestConflict(t *testing.T) {
 	writes := w.writes
 	if _, err := Update(ctx, slog.New(slog.DiscardHandler), w.o); step.ExitCode(err) != step.ExitRetry || w.writes != writes {
 		t.Errorf("cut off: %v", err)
+	}
+}
+
+// The program reads its policy again in each round, keeps what is there while that means
+// nothing, and warns once.
+func TestRounds(t *testing.T) {
+	w := start(t, egress.Rules{}).made()
+	w.dns.Set("deb.example.net", "9.9.9.1")
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	var f Flags
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.Declare(flags)
+	f.options.Resolver, f.options.Now = w.o.Resolver, w.o.Now
+	if err := flags.Parse([]string{"--policy", filepath.Join(dir, "policy.json"), "--kubeconfig", write("kubeconfig", `
+apiVersion: v1
+kind: Config
+current-context: here
+contexts: [{name: here, context: {cluster: here, user: me}}]
+clusters: [{name: here, cluster: {server: "`+w.url+`"}}]
+users: [{name: me, user: {}}]
+`)}); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	for _, c := range []struct {
+		policy, result string
+		code, warnings int
+		open           map[string][]string
+	}{
+		{`{"allow": ["deb.example.net:80", "gone.example.net:443"], "maxTunnels": 1}`, "updated", 0, 1, map[string][]string{"TCP 80": {"9.9.9.1/32"}}},
+		{`{"allow": ["deb.example.net:80", "gone.example.net:443"], "maxTunnels": 1}`, "unchanged", 0, 0, map[string][]string{"TCP 80": {"9.9.9.1/32"}}},
+		{`{"allow": ["deb.example.net:80", `, "", 2, 0, map[string][]string{"TCP 80": {"9.9.9.1/32"}}},
+		{`{"allow": ["deb.example.net:8080"], "maxTunnels": 1}`, "updated", 0, 0, map[string][]string{"TCP 8080": {"9.9.9.1/32"}}},
+		{`{"allow": ["gone.example.net:443", "deb.example.net:80"], "maxTunnels": 1}`, "updated", 0, 1, map[string][]string{"TCP 80": {"9.9.9.1/32"}}},
+	} {
+		write("policy.json", c.policy)
+		log.Reset()
+		result, err := f.Run(t.Context(), slog.New(slog.NewJSONHandler(&log, nil)))
+		if result.Result != c.result || step.ExitCode(err) != c.code || strings.Count(log.String(), `"level":"WARN"`) != c.warnings {
+			t.Errorf("%s: %+v, %v, %s", c.policy, result, err, log.String())
+		}
+		w.opens(c.open)
 	}
 }

@@ -37,13 +37,15 @@ type Flags struct {
 
 // Declare declares the flags.
 func (f *Flags) Declare(flags *pflag.FlagSet) {
+	f.options.Resolver, f.options.Now = &net.Resolver{PreferGo: true}, time.Now
 	flags.StringVar(&f.file, "policy", "", "file with the gateway's policy, as fabrique render writes it")
 	flags.DurationVar(&f.options.Keep, "keep", 24*time.Hour, "how long an address stays after it was last seen")
 	flags.StringVar(&f.options.Namespace, "namespace", zone.Egress, "namespace of the gateway")
 	kubeconfig.Flag(flags, &f.kubeconfig)
 }
 
-// Run reads the policy and updates the NetworkPolicy.
+// Run reads the policy and updates the NetworkPolicy. What it warned of it does not say
+// again in the next round.
 func (f *Flags) Run(ctx context.Context, log *slog.Logger) (Result, error) {
 	result := Result{Unresolved: []string{}, Refused: []string{}, OpenPorts: []uint16{}}
 	if f.options.Keep < minKeep {
@@ -66,7 +68,6 @@ func (f *Flags) Run(ctx context.Context, log *slog.Logger) (Result, error) {
 		}
 	}
 	f.options.Policies = f.client.Resource(schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}).Namespace(f.options.Namespace)
-	f.options.Resolver, f.options.Now = &net.Resolver{PreferGo: true}, time.Now
 	result, err = Update(ctx, log, f.options)
 	for _, what := range slices.Sorted(maps.Keys(result.notes)) {
 		if _, known := f.noted[what]; !known {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,7 +17,7 @@ const (
 )
 
 // resolve asks for the addresses, of both families, of names as they are, never below
-// one of the cluster's search domains.
+// one of the cluster's search domains. Each name's are in order.
 func resolve(ctx context.Context, resolver *net.Resolver, names []string) (answers map[string][]netip.Addr, unresolved map[string]error) {
 	answers, unresolved = map[string][]netip.Addr{}, map[string]error{}
 	var mu sync.Mutex
@@ -35,6 +36,8 @@ func resolve(ctx context.Context, resolver *net.Resolver, names []string) (answe
 			for _, a := range found {
 				answers[name] = append(answers[name], a.Unmap())
 			}
+			slices.SortFunc(answers[name], netip.Addr.Compare)
+			answers[name] = slices.Compact(answers[name])
 			return nil
 		})
 	}
