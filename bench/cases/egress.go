@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -63,7 +64,44 @@ func egressListed(ctx context.Context, w *World) (saw string, err error) {
 	if !strings.Contains(out, "allowed") {
 		return "", fmt.Errorf("fabrique egress report should list what was allowed; it says\n%s", out)
 	}
-	return fmt.Sprintf("built anew by %s, %d lines in the egress report", workflow.Metadata.Name, strings.Count(out, "\n")), nil
+	addresses, err := w.gatewayAddresses(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("built anew by %s, %d lines in the egress report; the gateway itself may reach %s", workflow.Metadata.Name, strings.Count(out, "\n"), strings.Join(addresses, ", ")), nil
+}
+
+// gatewayAddresses gives where the gateway's NetworkPolicy lets it out, and wants single
+// addresses there.
+func (w *World) gatewayAddresses(ctx context.Context) ([]string, error) {
+	var policy struct {
+		Spec struct {
+			Egress []struct {
+				To    []struct{ IPBlock struct{ CIDR string } }
+				Ports []struct{ Port int }
+			}
+		}
+	}
+	if err := w.Kubectl.Get(ctx, &policy, "networkpolicy", "-n", zone.Egress, zone.AddressesPolicy); err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, rule := range policy.Spec.Egress {
+		if len(rule.To) == 0 || len(rule.Ports) != 1 {
+			return nil, fmt.Errorf("the NetworkPolicy %s has a rule for everybody: %+v", zone.AddressesPolicy, rule)
+		}
+		for _, to := range rule.To {
+			p, err := netip.ParsePrefix(to.IPBlock.CIDR)
+			if err != nil || !p.IsSingleIP() {
+				return nil, fmt.Errorf("the NetworkPolicy %s names %q; want one address", zone.AddressesPolicy, to.IPBlock.CIDR)
+			}
+			all = append(all, netip.AddrPortFrom(p.Addr(), uint16(rule.Ports[0].Port)).String())
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("the NetworkPolicy %s names no address, and packages came through the gateway", zone.AddressesPolicy)
+	}
+	return all, nil
 }
 
 // egressRefused asks the gateway for what is not listed, and goes around it.

@@ -46,7 +46,7 @@ var refs = []struct{ field, repository string }{
 	{"reconcileHead", "fabrique/reconcile-head"}, {"cloneAtSHA", "fabrique/clone-at-sha"},
 	{"buildkitBuild", "fabrique/buildkit-build"}, {"digestInspect", "fabrique/digest-inspect"},
 	{"giteaWriteback", "fabrique/gitea-writeback"}, {"commitStatus", "fabrique/commit-status"},
-	{"egressGateway", "fabrique/egress-gateway"},
+	{"egressGateway", "fabrique/egress-gateway"}, {"egressAddresses", "fabrique/egress-addresses"},
 	{"runNetwork", "fabrique/run-network"}, {"buildkitd", "fabrique/buildkitd"},
 }
 

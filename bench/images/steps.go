@@ -34,6 +34,7 @@ func Steps() []Image {
 		step("gitea-writeback", false),
 		step("commit-status", false),
 		step("egress-gateway", false),
+		step("egress-addresses", false),
 		step("run-network", false),
 	}
 }

@@ -190,25 +190,26 @@ var pruned = []schema.GroupVersionKind{
 	{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "RoleBinding"},
 	{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "Role"},
 	{Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy"},
-}
-
-// prunedClusterWide are those in no namespace.
-var prunedClusterWide = []schema.GroupVersionKind{
+	{Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy"},
 	{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicyBinding"},
 	{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicy"},
 }
 
 func (c *Cluster) prune(ctx context.Context, keep map[string]bool, o Options, report func(Done, string)) (removed int, err error) {
-	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder, zone.Egress, ""} {
-		kinds := pruned
-		if namespace == "" {
-			kinds = prunedClusterWide
+	for _, kind := range pruned {
+		mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		if meta.IsNoMatchError(err) {
+			continue // what the cluster does not know it does not have
 		}
-		for _, kind := range kinds {
-			api, err := c.resource(kind, namespace)
-			if err != nil {
-				return removed, fmt.Errorf("looking for what is not needed any more: %w", err)
-			}
+		if err != nil {
+			return removed, fmt.Errorf("looking for what is not needed any more: %w", err)
+		}
+		namespaces := []string{zone.Workflows, zone.Events, zone.Builder, zone.Egress}
+		if mapping.Scope.Name() == meta.RESTScopeNameRoot {
+			namespaces = []string{""}
+		}
+		for _, namespace := range namespaces {
+			api := c.client.Resource(mapping.Resource).Namespace(namespace)
 			list, err := api.List(ctx, metav1.ListOptions{LabelSelector: zone.ManagedBy + "=" + zone.Fabrique})
 			if err != nil {
 				return removed, fmt.Errorf("listing each %s in %s: %w", kind.Kind, cmp.Or(namespace, "the cluster"), err)

@@ -16,7 +16,7 @@ import (
 
 // Where the gateway answers: a Service, whose ports are those of the container.
 const (
-	Service   = "egress-gateway"
+	Service   = zone.EgressGateway
 	Port      = 3128    // proxy, for RUN steps
 	AdminPort = 9090    // metrics and reports, for builds' clients and the command line
 	AdminName = "admin" // of that port
@@ -37,7 +37,7 @@ const (
 
 // Labels are those of the gateway's pod.
 func Labels() map[string]string {
-	return map[string]string{"app.kubernetes.io/name": Service, zone.PartOf: zone.Fabrique}
+	return zone.Labels(Service)
 }
 
 // Objects gives the gateway, which meets the Pod Security level restricted. There is
@@ -79,7 +79,7 @@ func Objects(c config.Config) []any {
 			{Name: "key", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: zone.EgressSecret}}},
 		},
 	}
-	return []any{
+	objects := []any{
 		&corev1.ConfigMap{
 			TypeMeta: zone.Type("v1", "ConfigMap"), ObjectMeta: zone.Meta(zone.Egress, Service),
 			Data: map[string]string{policyFile: string(c.Egress.JSON())},
@@ -98,6 +98,46 @@ func Objects(c config.Config) []any {
 				Strategy: appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{MaxUnavailable: &zero, MaxSurge: &one}},
 				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: Labels()}, Spec: pod},
 			},
+		},
+	}
+	if c.Cluster.Network.FQDNPolicies == config.NoFQDNPolicies {
+		objects = append(objects, addresses(c))
+	}
+	return objects
+}
+
+// every is how long the gateway may be kept from an address that a name has anew.
+const every = "30s"
+
+// addresses gives what keeps the NetworkPolicy with the listed names' addresses, which
+// meets the level restricted too. There is one, also during an update.
+func addresses(c config.Config) *appsv1.Deployment {
+	no, replicas, labels := false, int32(1), zone.Labels(zone.EgressAddresses)
+	pod := corev1.PodSpec{
+		ServiceAccountName: zone.AddressesAccount, EnableServiceLinks: &no,
+		SecurityContext: zone.PodSecurity(),
+		Containers: []corev1.Container{{
+			Name: zone.EgressAddresses, Image: c.Cluster.Images.EgressAddresses,
+			Command:                  []string{"/egress-addresses"},
+			Args:                     []string{"--policy", policyDir + "/" + policyFile, "--namespace", zone.Egress, "--every", every},
+			SecurityContext:          zone.ContainerSecurity(),
+			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+			Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi")},
+				Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
+			},
+			VolumeMounts: []corev1.VolumeMount{{Name: "policy", MountPath: policyDir, ReadOnly: true}},
+		}},
+		Volumes: []corev1.Volume{
+			{Name: "policy", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: Service}}}},
+		},
+	}
+	return &appsv1.Deployment{
+		TypeMeta: zone.Type("apps/v1", "Deployment"), ObjectMeta: zone.Meta(zone.Egress, zone.EgressAddresses),
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
 		},
 	}
 }

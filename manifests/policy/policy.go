@@ -1,6 +1,9 @@
 // Package policy generates the NetworkPolicies of the zones (adr-0095, reserves on
 // egress; design: zones): in every namespace nothing comes in and nothing goes out
 // but what is listed here, pod by pod. No policy names 0.0.0.0/0 or ::/0.
+//
+// One of them, gateway-addresses, is made here without rules, which are those of
+// package [fabrique/steps/egress/addresses]: applying it again leaves them alone.
 package policy
 
 import (
@@ -18,7 +21,7 @@ import (
 	"fabrique/manifests/zone"
 	"fabrique/sensors"
 	"fabrique/steps/config"
-	rules "fabrique/steps/egress"
+	"fabrique/steps/egress/addresses"
 	"fabrique/workflows/run"
 )
 
@@ -28,13 +31,23 @@ const busPort = 4222
 // Objects gives the policies.
 func Objects(c config.Config) []any {
 	n := c.Cluster.Network
+	cilium := n.FQDNPolicies == config.CiliumPolicies
 	var objects []any
 	for _, namespace := range []string{zone.Workflows, zone.Events, zone.Builder, zone.Egress} {
-		objects = append(objects, denyAll(namespace), policy(namespace, "dns", nil, nil, dns(n)...))
+		objects = append(objects, denyAll(namespace))
+		if cilium && namespace == zone.Egress {
+			continue // it would let every question through that the gateway's own policy does not
+		}
+		objects = append(objects, policy(namespace, "dns", nil, nil, dns(n)...))
 	}
 	all := []string{run.Plan, run.Announce, run.Recheck, run.Build, run.Publish, run.Report}
 	busPods, builders := pods("", labels("eventbus-name", bus.Name), busPort), pods(zone.Builder, buildkitd.Labels(), buildkitd.Port)
 	gateway := func(port int32) peer { return pods(zone.Egress, egress.Labels(), port) }
+	if cilium {
+		objects = append(objects, byName(c))
+	} else {
+		objects = append(objects, policy(zone.Egress, zone.EgressAddresses, labelled(zone.Labels(zone.EgressAddresses)), nil, to(n.APIServer)), addresses.Empty(zone.Egress))
+	}
 	return append(objects,
 		// Steps, and the executor beside each, which writes what they put out.
 		policy(zone.Workflows, "steps", steps(all...), nil, to(n.Gitea), to(n.APIServer)),
@@ -45,13 +58,13 @@ func Objects(c config.Config) []any {
 			NamespaceSelector: name(zone.Workflows), PodSelector: steps(run.Build),
 		}}}}, to(n.Registry), gateway(egress.Port)),
 
-		// The gateway goes where its lists lead, which are names: here stand the addresses
-		// that it may dial at all.
+		// Where the gateway goes is another policy's: its lists hold names, whose addresses
+		// a pod keeps there, or Cilium.
 		policy(zone.Egress, "gateway", labelled(egress.Labels()), []peer{
 			pods(zone.Builder, buildkitd.Labels(), egress.Port),
 			{port: egress.AdminPort, where: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: name(zone.Workflows), PodSelector: steps(run.Build)}}},
 			withPort(to(n.APIServer), egress.AdminPort),
-		}, outside(c)...),
+		}),
 
 		policy(zone.Events, "eventsource", labelled(labels("eventsource-name", eventsources.Name)), []peer{withPort(to(n.Deliveries()), eventsources.Port)}, busPods),
 		policy(zone.Events, "sensor", labelled(labels("sensor-name", sensors.Name)), nil, busPods, to(n.APIServer)),
@@ -99,28 +112,23 @@ func withPort(p peer, port int32) peer {
 	return p
 }
 
-// outside gives the networks of the listed names' ports.
-func outside(c config.Config) []peer {
-	var where []networkingv1.NetworkPolicyPeer
-	for _, p := range rules.NewPolicy(c.Egress).Networks() {
-		where = append(where, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}})
+// dnsServers gives the cluster's DNS pods, by their container's port, and the node's own
+// cache, which has no other than 53.
+func dnsServers(n config.Network) []config.Peer {
+	if n.NodeLocalDNS == "" {
+		return []config.Peer{n.DNS}
 	}
-	var peers []peer
-	for _, port := range c.Egress.Ports() {
-		peers = append(peers, peer{where: where, port: int32(port)})
-	}
-	return peers
+	return []config.Peer{n.DNS, {Addresses: []string{n.NodeLocalDNS}, Port: 53}}
 }
 
-// dns gives the cluster's DNS pods, by their container's port, and the node's own
-// cache, which has no other than 53.
 func dns(n config.Network) []peer {
-	server := to(n.DNS)
-	server.udp = true
-	if n.NodeLocalDNS == "" {
-		return []peer{server}
+	var peers []peer
+	for _, server := range dnsServers(n) {
+		p := to(server)
+		p.udp = true
+		peers = append(peers, p)
 	}
-	return []peer{server, {where: []networkingv1.NetworkPolicyPeer{block(n.NodeLocalDNS)}, port: 53, udp: true}}
+	return peers
 }
 
 func labels(key, value string) map[string]string { return map[string]string{key: value} }

@@ -95,7 +95,7 @@ func groups(c config.Config) (map[string][]any, error) {
 		return nil, err
 	}
 	return map[string][]any{
-		"manifests/zones.yaml":            zone.Objects(),
+		"manifests/zones.yaml":            zone.Objects(c),
 		"manifests/policies.yaml":         policy.Objects(c),
 		"manifests/admission.yaml":        admission.Objects(),
 		"manifests/eventbus.yaml":         bus.Objects(c),

@@ -35,7 +35,7 @@ cluster:
     nodeLocalDNS: 169.254.20.10
   images:
 `
-	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd", "egressGateway", "runNetwork"} {
+	for i, name := range []string{"reconcileHead", "cloneAtSHA", "buildkitBuild", "digestInspect", "giteaWriteback", "commitStatus", "buildkitd", "egressGateway", "runNetwork", "egressAddresses"} {
 		text += "    " + name + ": registry:80/fabrique/" + strings.ToLower(name) + "@sha256:" + strings.Repeat(string(rune('0'+i)), 64) + "\n"
 	}
 	c, err := config.Parse("fabrique.yaml", []byte(text+strings.Join(extra, "")))
@@ -52,22 +52,50 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, got := range files {
-		golden := filepath.Join("../..", filepath.Dir(path), "testdata", filepath.Base(path))
-		if *update {
-			if err := os.MkdirAll(filepath.Dir(golden), 0o755); err != nil {
-				t.Fatal(err)
+		golden(t, filepath.Join("../..", filepath.Dir(path), "testdata", filepath.Base(path)), got)
+	}
+}
+
+func golden(t *testing.T, file string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v (make golden writes it)", err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s: %s", file, diff)
+	}
+}
+
+// With Cilium a policy has the names, and nothing keeps their addresses: no image for
+// it is wanted.
+func TestCilium(t *testing.T) {
+	c := configured(t)
+	c.Cluster.Network.FQDNPolicies, c.Cluster.Images.EgressAddresses = config.CiliumPolicies, ""
+	files, err := Files(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "../testdata/policies-cilium.yaml", files["manifests/policies.yaml"])
+	for path, text := range files {
+		for _, unwanted := range []string{zone.EgressAddresses, zone.AddressesPolicy} {
+			if bytes.Contains(text, []byte(unwanted)) {
+				t.Errorf("%s holds %s", path, unwanted)
 			}
-			if err := os.WriteFile(golden, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
 		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
-			t.Fatalf("%v (make golden writes it)", err)
-		}
-		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("%s: %s", path, diff)
-		}
+	}
+	// Without a name there is no rule: one for DNS without names is for every question.
+	c.Egress.Allow, c.Egress.Apps = nil, nil
+	if files, err = Files(c); err != nil || !bytes.Contains(files["manifests/policies.yaml"], []byte("  egress: []\n")) {
+		t.Errorf("without names: %v\n%s", err, files["manifests/policies.yaml"])
 	}
 }
 
@@ -180,10 +208,7 @@ func TestPoliciesNameEveryPeer(t *testing.T) {
 					t.Errorf("%s %s: %v is for everyone", meta["namespace"], meta["name"], rule)
 				}
 				for _, p := range named {
-					// The gateway alone has networks: it decides by names.
-					if block, ok := p.(map[string]any)["ipBlock"].(map[string]any); ok && strings.HasSuffix(block["cidr"].(string), "/0") {
-						t.Errorf("%s %s: %v is everyone", meta["namespace"], meta["name"], block)
-					} else if ok && meta["namespace"] != zone.Egress && !strings.HasSuffix(block["cidr"].(string), "/32") && !strings.HasSuffix(block["cidr"].(string), "/128") {
+					if block, ok := p.(map[string]any)["ipBlock"].(map[string]any); ok && !strings.HasSuffix(block["cidr"].(string), "/32") && !strings.HasSuffix(block["cidr"].(string), "/128") {
 						t.Errorf("%s %s: %v is more than one address", meta["namespace"], meta["name"], block)
 					}
 				}

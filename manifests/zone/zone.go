@@ -9,6 +9,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fabrique/steps/config"
 )
 
 // The namespaces.
@@ -20,8 +22,8 @@ const (
 )
 
 // The service accounts. None of them has its token mounted in a pod but the
-// executor, which Argo mounts for its own container only, the Sensor's, and the
-// reporter's.
+// executor, which Argo mounts for its own container only, the Sensor's, the
+// reporter's, and that of what keeps the gateway's addresses.
 const (
 	WorkflowAccount = "workflow" // of the steps; may do nothing
 	ExecutorAccount = "executor" // of Argo's container beside a step
@@ -29,6 +31,8 @@ const (
 	SensorAccount   = "sensor"   // creates Workflows
 	BusAccount      = "bus"      // of EventBus and EventSource; may do nothing
 	EgressAccount   = "egress"   // of the gateway; may do nothing
+	// AddressesAccount changes one NetworkPolicy.
+	AddressesAccount = EgressAddresses
 )
 
 // The Secrets that the factory reads; fabrique writes no secret, only examples.
@@ -50,6 +54,18 @@ const (
 	PartOf    = "app.kubernetes.io/part-of"
 	Fabrique  = "fabrique"
 )
+
+// What is in [Egress].
+const (
+	EgressGateway   = "egress-gateway"
+	EgressAddresses = "egress-addresses"  // keeps the next one
+	AddressesPolicy = "gateway-addresses" // the NetworkPolicy with the addresses of the listed names
+)
+
+// Labels are those of the pods of that name.
+func Labels(name string) map[string]string {
+	return map[string]string{"app.kubernetes.io/name": name, PartOf: Fabrique}
+}
 
 // StepLabel tells of a Workflow pod which step it is; policies go by it.
 const StepLabel = "fabrique/step"
@@ -89,19 +105,25 @@ func ContainerSecurity() *corev1.SecurityContext {
 }
 
 // Objects gives the namespaces and what is in them before anything runs.
-func Objects() []any {
+func Objects(c config.Config) []any {
 	objects := []any{
 		namespace(Workflows, "restricted"), namespace(Events, "restricted"), namespace(Egress, "restricted"),
 		// The daemon's deviations from restricted stand at its own manifest.
 		namespace(Builder, "privileged"),
 		quota(Workflows, "60"), quota(Events, "10"), quota(Builder, "10"), quota(Egress, "5"),
 	}
-	for _, a := range []struct {
+	type account struct {
 		namespace, name string
 		mounted         bool
-	}{
+	}
+	accounts := []account{
 		{Workflows, WorkflowAccount, false}, {Workflows, ExecutorAccount, false}, {Workflows, ReporterAccount, true}, {Events, SensorAccount, true}, {Events, BusAccount, false}, {Egress, EgressAccount, false},
-	} {
+	}
+	addresses := c.Cluster.Network.FQDNPolicies == config.NoFQDNPolicies
+	if addresses {
+		accounts = append(accounts, account{Egress, AddressesAccount, true})
+	}
+	for _, a := range accounts {
 		objects = append(objects, &corev1.ServiceAccount{
 			TypeMeta: Type("v1", "ServiceAccount"), ObjectMeta: Meta(a.namespace, a.name), AutomountServiceAccountToken: &a.mounted,
 		})
@@ -112,7 +134,7 @@ func Objects() []any {
 	}
 	// Argo looks for it by this name, and Kubernetes fills it in.
 	token.Annotations = map[string]string{corev1.ServiceAccountNameKey: ExecutorAccount}
-	return append(append(objects, token),
+	objects = append(objects, token,
 		role(Workflows, ExecutorAccount, "argoproj.io", "workflowtaskresults", "create", "patch"),
 		bind(Workflows, ExecutorAccount, Workflows, ExecutorAccount),
 		role(Workflows, ReporterAccount, "argoproj.io", "workflows", "get"),
@@ -120,6 +142,13 @@ func Objects() []any {
 		role(Workflows, SensorAccount, "argoproj.io", "workflows", "get", "create", "patch"),
 		bind(Workflows, SensorAccount, Events, SensorAccount),
 	)
+	if addresses {
+		// It makes none: a right to create cannot be limited to a name.
+		one := role(Egress, AddressesAccount, "networking.k8s.io", "networkpolicies", "get", "patch")
+		one.Rules[0].ResourceNames = []string{AddressesPolicy}
+		objects = append(objects, one, bind(Egress, AddressesAccount, Egress, AddressesAccount))
+	}
+	return objects
 }
 
 func namespace(name, level string) *corev1.Namespace {

@@ -76,8 +76,10 @@ type Images struct {
 	GiteaWriteback string `yaml:"giteaWriteback"`
 	CommitStatus   string `yaml:"commitStatus"`
 	EgressGateway  string `yaml:"egressGateway"`
-	RunNetwork     string `yaml:"runNetwork"`
-	Buildkitd      string `yaml:"buildkitd"`
+	// EgressAddresses is not needed where Cilium knows names.
+	EgressAddresses string `yaml:"egressAddresses"`
+	RunNetwork      string `yaml:"runNetwork"`
+	Buildkitd       string `yaml:"buildkitd"`
 }
 
 // Webhook is webhook #2 of Gitea.
@@ -191,6 +193,7 @@ func defaults() Config {
 			Webhook:    Webhook{MaxPayloadBytes: 1 << 20},
 			EventBus:   EventBus{Version: "latest", Storage: "1Gi"},
 			BuildCache: BuildCache{Storage: "50Gi"},
+			Network:    Network{FQDNPolicies: NoFQDNPolicies},
 		},
 	}
 }
@@ -345,7 +348,7 @@ func (i *Images) all() map[string]*string {
 	return map[string]*string{
 		"reconcileHead": &i.ReconcileHead, "cloneAtSHA": &i.CloneAtSHA, "buildkitBuild": &i.BuildkitBuild,
 		"digestInspect": &i.DigestInspect, "giteaWriteback": &i.GiteaWriteback, "commitStatus": &i.CommitStatus,
-		"egressGateway": &i.EgressGateway, "runNetwork": &i.RunNetwork, "buildkitd": &i.Buildkitd,
+		"egressGateway": &i.EgressGateway, "egressAddresses": &i.EgressAddresses, "runNetwork": &i.RunNetwork, "buildkitd": &i.Buildkitd,
 	}
 }
 
@@ -366,7 +369,7 @@ func (c Config) CheckCluster() error {
 	}
 	var missing []string
 	for name, reference := range c.Cluster.Images.all() {
-		if *reference == "" {
+		if *reference == "" && !(name == "egressAddresses" && c.Cluster.Network.FQDNPolicies == CiliumPolicies) {
 			missing = append(missing, "cluster.images."+name)
 		}
 	}

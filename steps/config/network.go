@@ -23,7 +23,18 @@ type Network struct {
 	// NodeLocalDNS is the address that pods ask on a node with NodeLocal DNSCache;
 	// empty for none.
 	NodeLocalDNS string `yaml:"nodeLocalDNS"`
+	// FQDNPolicies is what limits the gateway's own way out to the listed names.
+	FQDNPolicies FQDNPolicies `yaml:"fqdnPolicies"`
 }
+
+// FQDNPolicies are policies that know names.
+type FQDNPolicies string
+
+// The values of [FQDNPolicies].
+const (
+	NoFQDNPolicies FQDNPolicies = "none"   // the names' addresses are kept in a NetworkPolicy
+	CiliumPolicies FQDNPolicies = "cilium" // a CiliumNetworkPolicy has the names
+)
 
 // Peer is one side of a connection: pods, by their namespace and labels, or
 // addresses.
@@ -74,6 +85,9 @@ func (n *Network) check(d *decoder) {
 		}
 		w.Port = 1
 		w.check(d, "cluster.network.webhook")
+	}
+	if n.FQDNPolicies != NoFQDNPolicies && n.FQDNPolicies != CiliumPolicies {
+		d.problem("cluster.network.fqdnPolicies", "%q is unknown; want none or cilium", n.FQDNPolicies)
 	}
 	if n.NodeLocalDNS != "" {
 		if err := checkAddress(n.NodeLocalDNS); err != nil {

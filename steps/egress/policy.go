@@ -210,18 +210,22 @@ func (r Rules) Check(report func(field string, err error)) {
 	}
 }
 
-// Ports lists the ports of all destinations, the smallest first.
-func (r Rules) Ports() []uint16 {
-	seen := map[uint16]bool{}
-	for _, list := range append(slices.Collect(maps.Values(r.Apps)), r.Allow) {
-		for _, d := range list {
-			if _, port, ok := cutPort(string(d)); ok {
-				n, _ := strconv.ParseUint(port, 10, 16)
-				seen[uint16(n)] = true
-			}
-		}
+// Split gives the name and the port of a destination that was parsed. Of a wildcard the
+// name is what stands behind it.
+func (d Destination) Split() (name string, port uint16, wildcard bool) {
+	host, text, _ := cutPort(string(d))
+	n, _ := strconv.ParseUint(text, 10, 16)
+	name, wildcard = strings.CutPrefix(host, "*.")
+	return name, uint16(n), wildcard
+}
+
+// Destinations lists what stands in any of the lists, each once and in order.
+func (r Rules) Destinations() []Destination {
+	all := set(r.Allow)
+	for _, list := range r.Apps {
+		maps.Copy(all, set(list))
 	}
-	return slices.Sorted(maps.Keys(seen))
+	return slices.Sorted(maps.Keys(all))
 }
 
 func within(inner, outer netip.Prefix) bool {

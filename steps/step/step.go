@@ -15,6 +15,10 @@
 //   - Exit codes are [ExitOK], [ExitRetry], [ExitInvalid] and [ExitSource].
 //   - SIGTERM, SIGINT and --timeout cancel the context; a step then returns
 //     promptly with what it started cleaned up, exit code 1.
+//   - With --every, which a step has that may go on for good, the above holds for each
+//     round: a failure is logged and the next round tries again, a result is printed
+//     when it is not that of the round before, and a signal ends it with exit code 0.
+//     A first round with exit code 2 ends it too.
 package step
 
 import (
@@ -47,6 +51,8 @@ type Spec[R any] struct {
 
 	// Flags declares the step's flags; see [Var] and [ListVar] for parsed ones.
 	Flags func(*pflag.FlagSet)
+	// Repeats gives the step --every.
+	Repeats bool
 	// Required names the flags that must be set, by option or environment.
 	Required []string
 	// Run does the work. The result is written also when it returns an error.
@@ -66,8 +72,33 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 	log := NewLogger(stderr, slog.LevelInfo)
 	var outputs string
 	timeout := spec.Timeout
+	var every time.Duration
 	var result R
-	ran := false
+	ran, ended := false, false
+
+	printed := ""
+	report := func(err error) error {
+		if outputs != "" {
+			if writeErr := WriteOutputs(outputs, result, err); writeErr != nil {
+				err = errors.Join(err, writeErr)
+			}
+		}
+		if err != nil {
+			printed = ""
+			log.Error(err.Error(), "exit_code", ExitCode(err))
+			return err
+		}
+		line, err := json.Marshal(result)
+		if err == nil && string(line) != printed {
+			printed = string(line)
+			_, err = fmt.Fprintln(stdout, printed)
+		}
+		if err != nil {
+			err = Retryf("writing the result: %w", err)
+			log.Error(err.Error(), "exit_code", ExitRetry)
+		}
+		return err
+	}
 
 	cmd := &cobra.Command{
 		Use:           spec.Use,
@@ -84,12 +115,30 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 			if timeout <= 0 {
 				return Invalidf("parsing --timeout %s: want a positive duration", timeout)
 			}
-			ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, fmt.Errorf("the deadline of %s passed (--timeout)", timeout))
-			defer cancel()
+			if every != 0 && every < time.Second {
+				return Invalidf("parsing --every %s: want at least 1s, or 0 for once", every)
+			}
 			ran = true
-			var err error
-			result, err = spec.Run(ctx, log)
-			return WithCause(ctx, err)
+			round := func() (err error) {
+				ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, fmt.Errorf("the deadline of %s passed (--timeout)", timeout))
+				defer cancel()
+				result, err = spec.Run(ctx, log)
+				return WithCause(ctx, err)
+			}
+			err := round()
+			if every == 0 || ExitCode(err) == ExitInvalid {
+				return err
+			}
+			for ended = true; ctx.Err() == nil; {
+				report(err)
+				select {
+				case <-ctx.Done():
+				case <-time.After(every):
+					err = round()
+				}
+			}
+			log.Info("ending", "because", context.Cause(ctx).Error())
+			return nil
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
@@ -102,6 +151,9 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 	spec.Flags(cmd.Flags())
 	cmd.Flags().StringVar(&outputs, "outputs", "", "folder that gets one file per field of the result")
 	cmd.Flags().DurationVar(&timeout, "timeout", spec.Timeout, "deadline for the whole step")
+	if spec.Repeats {
+		cmd.Flags().DurationVar(&every, "every", 0, "do it again and again, with this pause, until a signal; --timeout is then each round's (default: once)")
+	}
 
 	err := cmd.ExecuteContext(ctx)
 	if outputs == "" && err != nil {
@@ -110,26 +162,15 @@ func Execute[R any](ctx context.Context, spec Spec[R], args []string, stdout, st
 	if !ran && err != nil && ExitCode(err) == ExitRetry {
 		err = Invalidf("%w; see %s --help", err, spec.Use) // cobra's own complaints about the arguments
 	}
-	if !ran && err == nil {
-		return ExitOK // --help
+	if err == nil && (!ran || ended) {
+		return ExitOK // --help, or a signal after --every
 	}
-	if outputs != "" {
-		if writeErr := WriteOutputs(outputs, result, err); writeErr != nil {
-			err = errors.Join(err, writeErr)
-		}
-	}
-	if err != nil {
-		log.Error(err.Error(), "exit_code", ExitCode(err))
+	if err = report(err); err != nil {
 		if writeErr := writeTermination(terminationLog, err); writeErr != nil {
 			log.Warn("writing the termination message: " + writeErr.Error())
 		}
-		return ExitCode(err)
 	}
-	if err := json.NewEncoder(stdout).Encode(result); err != nil {
-		log.Error("writing the result: "+err.Error(), "exit_code", ExitRetry)
-		return ExitRetry
-	}
-	return ExitOK
+	return ExitCode(err)
 }
 
 // outputsFolder finds --outputs in arguments that cannot be parsed, or in the

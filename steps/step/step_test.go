@@ -208,6 +208,41 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
+// With --every a failure ends nothing, a result is printed when it is a new one, and
+// a signal is no failure; but a first round with exit code 2 is.
+func TestEvery(t *testing.T) {
+	run := func(rounds ...error) (code int, stdout, stderr string) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var out, errOut bytes.Buffer
+		n := 0
+		code = step.Execute(ctx, step.Spec[result]{
+			Use: "sample-step", Timeout: time.Minute, Repeats: true, Flags: func(*pflag.FlagSet) {},
+			Run: func(context.Context, *slog.Logger) (result, error) {
+				if n == len(rounds) {
+					cancel(errors.New("terminated signal received"))
+					return result{}, errors.New("cut off")
+				}
+				n++
+				return result{Count: min(n, 3)}, rounds[n-1]
+			},
+		}, []string{"--every", "1s"}, &out, &errOut)
+		return code, out.String(), errOut.String()
+	}
+	code, stdout, stderr := run(nil, step.Invalidf("parsing it"), nil, nil)
+	if code != 0 || strings.Count(stdout, "\n") != 2 || !strings.Contains(stdout, `"count":1`) || !strings.Contains(stdout, `"count":3`) {
+		t.Errorf("exit code %d, stdout %q", code, stdout)
+	}
+	if !strings.Contains(stderr, "parsing it") || !strings.Contains(stderr, "terminated signal received") || strings.Contains(stderr, "cut off") {
+		t.Errorf("stderr %q", stderr)
+	}
+	if code, stdout, _ := run(step.Invalidf("parsing it")); code != 2 || stdout != "" {
+		t.Errorf("a first round with exit code 2: %d, %q", code, stdout)
+	}
+	if code, _, stderr := execute(t.Context(), succeed, "--every", "1s"); code != 2 || !strings.Contains(stderr, "unknown flag") {
+		t.Errorf("a step that does not repeat: %d, %s", code, stderr)
+	}
+}
+
 func TestLogsAreJSONOffTerminal(t *testing.T) {
 	_, _, stderr := execute(t.Context(), fail(step.Invalidf("parsing it")), "--revision", revision)
 	var line struct {

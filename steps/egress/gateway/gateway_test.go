@@ -32,7 +32,7 @@ func TestPlainHTTP(t *testing.T) {
 		fmt.Fprintf(w, "%.5s", string(body)+"hello")
 	})
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	for range 3 {
 		got, err := w.client(nil).Get("http://LISTED.example:" + port + "/a?b")
 		if err != nil {
@@ -59,7 +59,7 @@ func TestPlainHTTP(t *testing.T) {
 	if diff := cmp.Diff(want, last); diff != "" {
 		t.Error(diff)
 	}
-	for _, name := range w.dns.asked() {
+	for _, name := range w.dns.Asked() {
 		if name != "listed.example." {
 			t.Errorf("it asked DNS for %s", name)
 		}
@@ -71,7 +71,7 @@ func TestHeaders(t *testing.T) {
 	seen := make(chan *http.Request, 1)
 	port := web(t, func(_ http.ResponseWriter, r *http.Request) { seen <- r })
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	w.ask("GET http://listed.example:%s/x HTTP/1.1\r\nHost: other.example\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: 1\r\nTE: trailers\r\nUpgrade: h2c\r\n"+
 		"Proxy-Authorization: Basic YTpi\r\nProxy-Connection: keep-alive\r\nAuthorization: Basic mine\r\nX-End: 2\r\n\r\n", port)
 	r := <-seen
@@ -87,7 +87,7 @@ func TestTunnel(t *testing.T) {
 		fmt.Fprintf(c, "got %s", all)
 	})
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	for i, early := range []string{"", "early "} { // sent before the gateway has answered
 		conn, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: x\r\n\r\n%s", port, early)
 		response, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
@@ -118,9 +118,9 @@ func TestRefusal(t *testing.T) {
 	reached := atomic.Int32{}
 	port := tcp(t, func(net.Conn) { reached.Add(1) })
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
-	w.dns.set("evil.example", "127.0.0.1")
-	w.dns.set("localhost", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
+	w.dns.Set("evil.example", "127.0.0.1")
+	w.dns.Set("localhost", "127.0.0.1")
 	for request, destination := range map[string]string{
 		"CONNECT evil.example:443":                             "evil.example:443",
 		"CONNECT listed.example:443":                           "listed.example:443",
@@ -150,8 +150,8 @@ func TestRefusal(t *testing.T) {
 	if n := reached.Load(); n != 0 {
 		t.Errorf("%d reached a server", n)
 	}
-	if len(w.dns.asked()) != 0 {
-		t.Errorf("it asked DNS for %v", w.dns.asked())
+	if len(w.dns.Asked()) != 0 {
+		t.Errorf("it asked DNS for %v", w.dns.Asked())
 	}
 }
 
@@ -160,8 +160,8 @@ func TestMalformed(t *testing.T) {
 	reached := atomic.Int32{}
 	port := tcp(t, func(net.Conn) { reached.Add(1) })
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
-	w.dns.set("evil.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
+	w.dns.Set("evil.example", "127.0.0.1")
 	for request, status := range map[string]int{
 		"CONNECT listed.example:%s@evil.example:443": 400,
 		"CONNECT user@listed.example:%s":             400,
@@ -211,7 +211,7 @@ func TestRebinding(t *testing.T) {
 		}()
 		return response.Status, body
 	}
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	if status, _ := connect(); status != "200 Connection established" {
 		t.Fatal(status)
 	}
@@ -226,7 +226,7 @@ func TestRebinding(t *testing.T) {
 		"fe80::1":         "a link-local address",
 		"64:ff9b::a00:1":  "a refused IPv4 address in IPv6",
 	} {
-		w.dns.set("listed.example", address)
+		w.dns.Set("listed.example", address)
 		for _, ask := range []func() (string, string){connect, func() (string, string) {
 			response, _ := w.ask("GET http://listed.example:%s/ HTTP/1.1\r\nHost: x\r\n\r\n", port)
 			return response.Status, response.Header.Get("X-Egress-Refused")
@@ -239,21 +239,21 @@ func TestRebinding(t *testing.T) {
 		}
 	}
 	// One good address among bad ones is used, and no other.
-	w.dns.set("listed.example", "10.0.0.1", "127.0.0.1", "192.168.0.1")
+	w.dns.Set("listed.example", "10.0.0.1", "127.0.0.1", "192.168.0.1")
 	if status, _ := connect(); status != "200 Connection established" {
 		t.Error(status)
 	}
 	// Loopback is no exception but in tests.
 	w.loopback = false
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	if status, _ := connect(); !strings.Contains(status, "it leads to 127.0.0.1, a loopback address") {
 		t.Error(status)
 	}
-	w.dns.set("listed.example", "::1")
+	w.dns.Set("listed.example", "::1")
 	if status, _ := connect(); !strings.Contains(status, "it leads to ::1, a loopback address") {
 		t.Error(status)
 	}
-	w.dns.set("listed.example", "::ffff:127.0.0.1")
+	w.dns.Set("listed.example", "::ffff:127.0.0.1")
 	if status, _ := connect(); !strings.Contains(status, "it leads to 127.0.0.1, a loopback address") {
 		t.Error(status)
 	}
@@ -268,7 +268,7 @@ func TestUnreachable(t *testing.T) {
 	closed.Close()
 	_, port, _ := net.SplitHostPort(closed.Addr().String())
 	w := start(t, egress.Rules{Allow: list("*.listed.example:%s", port)})
-	w.dns.set("closed.listed.example", "127.0.0.1")
+	w.dns.Set("closed.listed.example", "127.0.0.1")
 	for name, why := range map[string]string{"closed": "connection refused", "none": "no such host"} {
 		for _, format := range []string{"CONNECT %s.listed.example:%s HTTP/1.1\r\nHost: x\r\n\r\n", "GET http://%s.listed.example:%s/ HTTP/1.1\r\nHost: x\r\n\r\n"} {
 			response, _ := w.ask(format, name, port)
@@ -294,7 +294,7 @@ func TestOnlyTheNameOfCONNECTIsPromised(t *testing.T) {
 	defer server.Close()
 	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	conn, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: evil.example:443\r\n\r\n", port)
 	if response, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}); err != nil || response.StatusCode != 200 {
 		t.Fatal(response, err)
@@ -318,8 +318,8 @@ func TestRedirect(t *testing.T) {
 		http.Redirect(w, r, "http://evil.example:"+other+"/", http.StatusFound)
 	})
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
-	w.dns.set("evil.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
+	w.dns.Set("evil.example", "127.0.0.1")
 	response, err := w.client(nil).Get("http://listed.example:" + port + "/")
 	if err != nil {
 		t.Fatal(err)
@@ -340,7 +340,7 @@ func TestSmuggling(t *testing.T) {
 		got <- fmt.Sprintf("%s %s %v %d %q", r.Method, r.URL.Path, r.TransferEncoding, r.ContentLength, body)
 	})
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	host := "listed.example:" + port
 	for name, c := range map[string]struct {
 		request string
@@ -416,7 +416,7 @@ func TestIdentity(t *testing.T) {
 		Allow: list("common.example:%s", port), Apps: map[string][]egress.Destination{"citation": list("own.example:%s", port), "other": list("others.example:%s", port)},
 	})
 	for _, name := range []string{"common.example", "own.example", "others.example"} {
-		w.dns.set(name, "127.0.0.1")
+		w.dns.Set(name, "127.0.0.1")
 	}
 	citation := egress.Identity{App: "citation", Workflow: "push-722251"}
 	good := testKey.Credential(citation, time.Now().Add(time.Hour))
@@ -481,7 +481,7 @@ func TestReloadInMidDownload(t *testing.T) {
 		w.Write(make([]byte, size))
 	})
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	for _, format := range []string{
 		"GET http://listed.example:%s/ HTTP/1.1\r\nHost: x\r\n\r\n",
 		"CONNECT listed.example:%s HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -517,7 +517,7 @@ func TestReloadEndsIdleConnections(t *testing.T) {
 	port := web(t, func(_ http.ResponseWriter, r *http.Request) { from <- r.RemoteAddr })
 	rules := egress.Rules{Allow: list("listed.example:%s", port), MaxTunnels: 9}
 	w := start(t, rules)
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	ask := func() string {
 		w.ask("GET http://listed.example:%s/ HTTP/1.1\r\nHost: x\r\n\r\n", port)
 		return <-from
@@ -536,7 +536,7 @@ func TestBrokenOff(t *testing.T) {
 		io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
 	})
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	response, err := w.client(nil).Get("http://listed.example:" + port + "/")
 	if err == nil {
 		var body []byte
@@ -556,7 +556,7 @@ func TestUpgradeIsNoWayOut(t *testing.T) {
 		io.Copy(c, c)
 	})
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	response, _ := w.ask("GET http://listed.example:%s/ HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", port)
 	if response.StatusCode != 502 {
 		t.Error(response.Status)
@@ -566,7 +566,7 @@ func TestUpgradeIsNoWayOut(t *testing.T) {
 func TestLimits(t *testing.T) {
 	port := tcp(t, echo)
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port), MaxTunnels: 2})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	connect := func() (net.Conn, int) {
 		conn, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: x\r\n\r\n", port)
 		response, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
@@ -614,7 +614,7 @@ func TestIdleTunnelsEnd(t *testing.T) {
 	port := tcp(t, echo)
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
 	w.idle = 300 * time.Millisecond
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	conn, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: x\r\n\r\n", port)
 	if _, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}); err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"fabrique/steps/egress"
+	"fabrique/steps/egress/dnstest"
 )
 
 // envChild makes the test binary a gateway of its own process, whose memory can be
@@ -28,7 +29,7 @@ func child(settings string) {
 	rules := egress.Rules{Allow: list("listed.example:%s", port), MaxTunnels: egress.DefaultMaxTunnels}
 	g := New(slog.New(slog.DiscardHandler), egress.NewPolicy(rules), egress.Key{})
 	g.loopback = true
-	g.dialer.Resolver.Dial = (&dialTo{dns}).dial
+	g.dialer.Resolver = dnstest.At(dns)
 	listener := must(net.Listen("tcp", "127.0.0.1:0"))
 	fmt.Println(listener.Addr())
 	go func() {
@@ -55,10 +56,10 @@ func startProcess(t testing.TB) process {
 			w.Write(chunk[:min(left, len(chunk))])
 		}
 	})
-	dns := startResolver(t)
-	dns.set("listed.example", "127.0.0.1")
+	dns := dnstest.Start(t)
+	dns.Set("listed.example", "127.0.0.1")
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), envChild+"="+port+" "+dns.conn.LocalAddr().String())
+	cmd.Env = append(os.Environ(), envChild+"="+port+" "+dns.Address())
 	stdin, out := must(cmd.StdinPipe()), must(cmd.StdoutPipe())
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

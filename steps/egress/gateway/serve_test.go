@@ -68,7 +68,7 @@ func (l *lines) string() string {
 func TestAdmin(t *testing.T) {
 	port := web(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "12345") })
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	w.ask("GET http://listed.example:%s/ HTTP/1.1\r\nHost: x\r\n\r\n", port)
 	w.ask("GET http://evil.example/ HTTP/1.1\r\nHost: x\r\n\r\n")
 	w.lines.wait(t, 2)
@@ -106,7 +106,7 @@ func TestAdmin(t *testing.T) {
 func TestShutdown(t *testing.T) {
 	port := tcp(t, echo)
 	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.set("listed.example", "127.0.0.1")
+	w.dns.Set("listed.example", "127.0.0.1")
 	server := w.server.Config
 	connect := func() io.ReadCloser {
 		conn, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: x\r\n\r\n", port)

@@ -3,7 +3,6 @@ package gateway
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,98 +10,16 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/net/dns/dnsmessage"
-
 	"fabrique/steps/egress"
+	"fabrique/steps/egress/dnstest"
 )
-
-// resolver is a DNS server on loopback whose answers can change.
-type resolver struct {
-	conn net.PacketConn
-	mu   sync.Mutex
-	at   map[string][]string
-	seen []string
-}
-
-func startResolver(t testing.TB) *resolver {
-	t.Helper()
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &resolver{conn: conn, at: map[string][]string{}}
-	t.Cleanup(func() { conn.Close() })
-	go func() {
-		buffer := make([]byte, 1500)
-		for {
-			n, from, err := conn.ReadFrom(buffer)
-			if err != nil {
-				return
-			}
-			if answer := r.answer(buffer[:n]); answer != nil {
-				conn.WriteTo(answer, from)
-			}
-		}
-	}()
-	return r
-}
-
-func (r *resolver) set(name string, addresses ...string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.at[name] = addresses
-}
-
-// asked gives the names that were looked for.
-func (r *resolver) asked() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.seen)
-}
-
-func (r *resolver) answer(query []byte) []byte {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var m dnsmessage.Message
-	if err := m.Unpack(query); err != nil || len(m.Questions) != 1 {
-		return nil
-	}
-	q := m.Questions[0]
-	name := strings.TrimSuffix(q.Name.String(), ".")
-	r.seen = append(r.seen, q.Name.String())
-	addresses, ok := r.at[name]
-	m.Response, m.RecursionAvailable = true, true
-	m.Additionals = nil
-	if !ok {
-		m.RCode = dnsmessage.RCodeNameError
-	}
-	for _, text := range addresses {
-		a := netip.MustParseAddr(text)
-		header := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET}
-		switch {
-		case a.Is4() && q.Type == dnsmessage.TypeA:
-			header.Type = dnsmessage.TypeA
-			m.Answers = append(m.Answers, dnsmessage.Resource{Header: header, Body: &dnsmessage.AResource{A: a.As4()}})
-		case a.Is6() && q.Type == dnsmessage.TypeAAAA:
-			header.Type = dnsmessage.TypeAAAA
-			m.Answers = append(m.Answers, dnsmessage.Resource{Header: header, Body: &dnsmessage.AAAAResource{AAAA: a.As16()}})
-		}
-	}
-	packed, err := m.Pack()
-	if err != nil {
-		return nil
-	}
-	return packed
-}
 
 // testKey is the gateway's.
 var testKey egress.Key
@@ -128,7 +45,7 @@ func must[T any](v T, err error) T {
 type world struct {
 	*Gateway
 	t      testing.TB
-	dns    *resolver
+	dns    *dnstest.Server
 	server *httptest.Server
 	lines  *lines
 }
@@ -140,10 +57,10 @@ func start(t testing.TB, rules egress.Rules) *world {
 		rules.MaxTunnels = egress.DefaultMaxTunnels
 	}
 	rules.Check(func(field string, err error) { t.Fatal(field, err) })
-	w := &world{t: t, dns: startResolver(t), lines: new(lines)}
+	w := &world{t: t, dns: dnstest.Start(t), lines: new(lines)}
 	w.Gateway = New(slog.New(slog.NewJSONHandler(w.lines, nil)), egress.NewPolicy(rules), testKey)
 	w.loopback = true
-	w.dialer.Resolver.Dial = (&dialTo{w.dns.conn.LocalAddr().String()}).dial
+	w.dialer.Resolver = w.dns.Resolver()
 	w.server = httptest.NewUnstartedServer(w.Gateway)
 	w.server.Config = w.Gateway.server()
 	w.server.Start()
@@ -237,14 +154,6 @@ func (l *lines) wait(t testing.TB, n int) []line {
 			t.Fatalf("%d lines, want %d: %+v", len(all), n, all)
 		}
 	}
-}
-
-// dialTo sends a resolver to another server than the machine's.
-type dialTo struct{ address string }
-
-func (d *dialTo) dial(ctx context.Context, network, _ string) (net.Conn, error) {
-	var dialer net.Dialer
-	return dialer.DialContext(ctx, network, d.address)
 }
 
 // tcp starts a server on loopback and gives its port.
