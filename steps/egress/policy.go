@@ -15,10 +15,11 @@
 //
 // What it does not:
 //
-//   - The name and port of the request are looked at, and the address; not what is
-//     said through a tunnel. TLS server name and Host header may differ from the
-//     name: whoever serves an allowed name (a CDN, a host of many customers) decides
-//     what else it serves there. A wildcard allows all who can get a name below it.
+//   - The name and port of the request are looked at, the address, and the server name
+//     with which TLS begins in a tunnel, which must be the request's; not what is
+//     encrypted then. A Host header in there may name another: whoever serves an
+//     allowed name (a CDN, a host of many customers) decides whether to follow it. A
+//     wildcard allows all who can get a name below it.
 //   - An app is known by a credential that its RUN steps can read ([Key]). They cannot
 //     make one for another app; but BuildKit runs an instruction that two apps share
 //     only once, as one of them, and who passes a credential on lets others use it
@@ -348,12 +349,16 @@ func Printable(s string) string {
 type Refusal struct {
 	Target  string
 	Address string // which it led to, if that is why
+	Misused bool   // the name may be reached, but not for what was then asked of it
 	Detail  string // more on why, may be empty
 }
 
 func (r *Refusal) Error() string {
 	if r.Address != "" {
 		return fmt.Sprintf("egress to %s refused: it leads to %s, %s", r.Target, r.Address, r.Detail)
+	}
+	if r.Misused {
+		return fmt.Sprintf("egress to %s refused: %s", r.Target, r.Detail)
 	}
 	return fmt.Sprintf("egress to %s refused; allow it under egress.allow", r.Target)
 }

@@ -159,8 +159,11 @@ type watched struct {
 	*net.TCPConn
 	read, written *atomic.Int64 // may be nil
 	closed        func()        // may be nil
-	last          atomic.Int64  // Unix nanoseconds of the last byte
-	closes        sync.Once
+	// first gets what is written, and gives what may go on: nothing until it knows, then
+	// all so far. Nil once it has, or if everything may.
+	first  func([]byte) ([]byte, error)
+	last   atomic.Int64 // Unix nanoseconds of the last byte
+	closes sync.Once
 
 	mu    sync.Mutex
 	timer *time.Timer
@@ -199,9 +202,30 @@ func (w *watched) Read(b []byte) (int, error) {
 }
 
 func (w *watched) Write(b []byte) (int, error) {
+	if w.first != nil {
+		return w.open(b)
+	}
 	n, err := w.TCPConn.Write(b)
 	w.passed(n, w.written)
 	return n, err
+}
+
+// open writes what may go on of the first words.
+func (w *watched) open(b []byte) (int, error) {
+	all, err := w.first(b)
+	if err != nil {
+		return 0, err
+	}
+	if all == nil {
+		return len(b), nil
+	}
+	w.first = nil
+	n, err := w.TCPConn.Write(all)
+	w.passed(n, w.written)
+	if err != nil {
+		return 0, err
+	}
+	return len(b), nil
 }
 
 // ReadFrom and WriteTo keep io.Copy from passing by Read and Write.

@@ -11,6 +11,8 @@
 //     text of [egress.Refusal]: curl, pip and apt show one or the other. Where a
 //     credential could change the verdict and none was given, it is a 407 with the
 //     same text, which makes tools that hold theirs back (git) give it.
+//   - A tunnel is for the name that it was asked for: one in which TLS begins for
+//     another is cut off ([opening]).
 //   - One log line for each request, when it is over.
 //   - A new policy holds from the next request on. What is open stays open: a tunnel to
 //     a name that is no longer allowed ends by itself.
@@ -248,10 +250,35 @@ func (g *Gateway) dial(ctx context.Context, network, target string) (net.Conn, e
 	}
 	one.address.Store(conn.RemoteAddr().String())
 	up := &watched{TCPConn: tcp, read: &one.received, written: &one.sent, closed: func() { one.end(egress.Allowed, "") }}
+	if up.first, err = one.opening(); err != nil {
+		tcp.Close()
+		return nil, err
+	}
 	one.mu.Lock()
 	one.up = up
 	one.mu.Unlock()
 	return watch(up, g.idle, one.cut), nil
+}
+
+// opening is what the tunnel's first words are held against.
+func (one *request) opening() (func([]byte) ([]byte, error), error) {
+	target, err := egress.ParseTarget(one.target, 0)
+	if err != nil {
+		return nil, err
+	}
+	o := opening{target: target}
+	return func(b []byte) ([]byte, error) {
+		o.held.Write(b)
+		err := o.check()
+		switch {
+		case errors.Is(err, errMore):
+			return nil, nil
+		case err != nil:
+			one.end(egress.Refused, err.Error())
+			return nil, err
+		}
+		return o.held.Bytes(), nil
+	}, nil
 }
 
 // control runs between the socket's making and its connecting, with the address that

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -284,30 +285,62 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// The gateway promises the name of CONNECT and where it leads, not what is said
-// there: neither the TLS server name nor Host must be the same.
-func TestOnlyTheNameOfCONNECTIsPromised(t *testing.T) {
+// A tunnel is for its own name: TLS begun there for another, or for none, or what is no
+// TLS on a port of HTTP, never arrives. What is encrypted then the gateway cannot see.
+func TestTunnelIsForItsName(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s %s", r.TLS.ServerName, r.Host)
 	}))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.StartTLS()
 	defer server.Close()
 	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
-	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
-	w.dns.Set("listed.example", "127.0.0.1")
-	conn, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: evil.example:443\r\n\r\n", port)
-	if response, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}); err != nil || response.StatusCode != 200 {
-		t.Fatal(response, err)
+	for name, want := range map[string]struct{ said, message string }{
+		"listed.example": {"listed.example host.example", ""},
+		"LISTED.example": {"LISTED.example host.example", ""},
+		"sni.example":    {"", "egress to listed.example:" + port + " refused: TLS was begun there for sni.example"},
+		"":               {"", "egress to listed.example:" + port + " refused: TLS was begun there without a server name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
+			w.dns.Set("listed.example", "127.0.0.1")
+			conn, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: evil.example:443\r\n\r\n", port)
+			if response, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}); err != nil || response.StatusCode != 200 {
+				t.Fatal(response, err)
+			}
+			inner := tls.Client(slow{conn}, &tls.Config{ServerName: name, InsecureSkipVerify: true})
+			fmt.Fprintf(inner, "GET / HTTP/1.1\r\nHost: host.example\r\nConnection: close\r\n\r\n")
+			said := ""
+			if response, err := http.ReadResponse(bufio.NewReader(inner), nil); err == nil {
+				body, _ := io.ReadAll(response.Body)
+				said = string(body)
+			}
+			inner.Close()
+			l := w.lines.wait(t, 1)[0]
+			verdict := "allowed"
+			if want.message != "" {
+				verdict = "refused"
+			}
+			if said != want.said || l.Message != want.message || l.Verdict != verdict || want.message != "" && l.Sent != 0 {
+				t.Errorf("said %q, %+v", said, l)
+			}
+		})
 	}
-	inner := tls.Client(conn, &tls.Config{ServerName: "sni.example", InsecureSkipVerify: true})
-	fmt.Fprintf(inner, "GET / HTTP/1.1\r\nHost: host.example\r\nConnection: close\r\n\r\n")
-	response, err := http.ReadResponse(bufio.NewReader(inner), nil)
-	if err != nil {
-		t.Fatal(err)
+}
+
+// slow says everything in pieces.
+type slow struct{ net.Conn }
+
+func (s slow) Write(b []byte) (int, error) {
+	for at := 0; at < len(b); {
+		n, err := s.Conn.Write(b[at:min(at+100, len(b))])
+		at += n
+		if err != nil {
+			return at, err
+		}
+		time.Sleep(time.Millisecond)
 	}
-	if body, _ := io.ReadAll(response.Body); string(body) != "sni.example host.example" {
-		t.Errorf("%q", body)
-	}
+	return len(b), nil
 }
 
 // A redirect is the client's to follow, and decided on when it does.
