@@ -165,7 +165,7 @@ table ip %[1]s {
 
 // unlink takes the network away again.
 func (c Cluster) unlink(ctx context.Context, log io.Writer) error {
-	for _, link := range []string{bridge, machines[0].link, machines[1].link} {
+	for _, link := range []string{bridge, machines[0].link, machines[1].link, outsideLink} {
 		if _, err := net.InterfaceByName(link); err != nil {
 			continue
 		}
