@@ -26,11 +26,12 @@ const (
 )
 
 // Attach joins the network namespace of the process pid to the nodes' bridge. The
-// nodes, and so their pods, reach network there, and it reaches them and this
-// machine; it has no way out. The kernel removes the link with the namespace.
-func (c Cluster) Attach(ctx context.Context, log io.Writer, pid int, network netip.Prefix) error {
+// nodes, and so their pods, reach the networks there and nowhere else, and it reaches
+// them and this machine; it has no way out. The kernel removes the link with the
+// namespace.
+func (c Cluster) Attach(ctx context.Context, log io.Writer, pid int, networks ...netip.Prefix) error {
 	if _, err := net.InterfaceByName(bridge); err != nil {
-		return fmt.Errorf("attaching %s: the bench's cluster is not up: %w", network, err)
+		return fmt.Errorf("attaching %s: the bench's cluster is not up: %w", networks, err)
 	}
 	ip := func(args ...string) error { return cache.Run(ctx, log, "", nil, "ip", args...) }
 	if err := ip("link", "add", outsideLink, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(pid)); err != nil {
@@ -49,8 +50,10 @@ func (c Cluster) Attach(ctx context.Context, log io.Writer, pid int, network net
 		return err
 	}
 	for _, m := range machines {
-		if err := c.node(m).Run(ctx, log, nil, "ip", "route", "replace", network.String(), "via", outsideIP); err != nil {
-			return err
+		for _, network := range networks {
+			if err := c.node(m).Run(ctx, log, nil, "ip", "route", "replace", network.String(), "via", outsideIP); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -58,7 +61,7 @@ func (c Cluster) Attach(ctx context.Context, log io.Writer, pid int, network net
 
 // Detach undoes [Cluster.Attach] of this or a killed run. What is not there is no
 // error.
-func (c Cluster) Detach(ctx context.Context, log io.Writer, network netip.Prefix) error {
+func (c Cluster) Detach(ctx context.Context, log io.Writer, networks ...netip.Prefix) error {
 	err := endOutside(ctx)
 	if _, missing := net.InterfaceByName(outsideLink); missing == nil {
 		// The namespace, and the link with it, may go at this moment.
@@ -72,12 +75,14 @@ func (c Cluster) Detach(ctx context.Context, log io.Writer, network netip.Prefix
 		if c.node(m).PID() == 0 {
 			continue
 		}
-		var routes strings.Builder
-		failed := c.node(m).Run(ctx, &routes, nil, "ip", "route", "show", network.String())
-		if failed == nil && strings.Contains(routes.String(), "via "+outsideIP) {
-			failed = c.node(m).Run(ctx, log, nil, "ip", "route", "delete", network.String())
+		for _, network := range networks {
+			var routes strings.Builder
+			failed := c.node(m).Run(ctx, &routes, nil, "ip", "route", "show", network.String())
+			if failed == nil && strings.Contains(routes.String(), "via "+outsideIP) {
+				failed = c.node(m).Run(ctx, log, nil, "ip", "route", "delete", network.String())
+			}
+			err = errors.Join(err, failed)
 		}
-		err = errors.Join(err, failed)
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // plainPort takes what is for none of the other servers.
@@ -34,7 +35,16 @@ var ruleset = fmt.Sprintf(`table ip sink {
 		ip daddr %[1]s udp dport != 53 redirect to :%[2]s
 	}
 }
-`, Network, plainPort)
+`, set(networks), plainPort)
+
+// set writes networks as nft does.
+func set(networks []netip.Prefix) string {
+	var names []string
+	for _, n := range networks {
+		names = append(names, n.String())
+	}
+	return "{ " + strings.Join(names, ", ") + " }"
+}
 
 // counts reads what nft lists of the table, in JSON (libnftables-json(5)).
 func counts(listing []byte) (map[Flow]int64, error) {

@@ -112,9 +112,11 @@ func (s *server) listen() error {
 	if _, err := command("", "ip", "link", "set", "lo", "up"); err != nil {
 		return err
 	}
-	// All addresses of the network are this namespace's own.
-	if _, err := command("", "ip", "route", "add", "local", Network.String(), "dev", "lo"); err != nil {
-		return err
+	for _, network := range networks {
+		// All its addresses are this namespace's own.
+		if _, err := command("", "ip", "route", "add", "local", network.String(), "dev", "lo"); err != nil {
+			return err
+		}
 	}
 	if _, err := nft(ruleset, "-f", "-"); err != nil {
 		return err

@@ -1,7 +1,8 @@
 // Package sink stands for the Internet: a network namespace on the bench's bridge that
-// owns the addresses of a documentation range (RFC 5737), answers on all of them, and
-// counts every packet that reaches it. A test uses one address for each attempt, and
-// sees whether anything at all, one SYN or one datagram, came of it.
+// owns some addresses, answers on all of them, and counts every packet that reaches it.
+// A test uses one address for each attempt, and sees whether anything at all, one SYN
+// or one datagram, came of it. While it is open, nothing that a node sends to these
+// addresses leaves this machine.
 //
 // On each address answer
 //   - HTTP on port 80 and HTTPS on 443, for any name, with 200 and [Marker];
@@ -33,8 +34,18 @@ import (
 	"fabrique/bench/cluster"
 )
 
-// Network is the range of the sink's addresses, TEST-NET-2 of RFC 5737.
-var Network = netip.MustParsePrefix("198.51.100.0/24")
+// What the sink owns.
+var (
+	// Network is TEST-NET-2 of RFC 5737, which rules that know special ranges exclude.
+	Network = netip.MustParsePrefix("198.51.100.0/24")
+	// PublicNetwork is like any other network to such rules; 8.8.8.8, a well-known
+	// resolver's, is in it.
+	PublicNetwork = netip.MustParsePrefix("8.8.8.0/24")
+	// Metadata is where a cloud's machines learn their credentials.
+	Metadata = netip.MustParseAddr("169.254.169.254")
+
+	networks = []netip.Prefix{Network, PublicNetwork, netip.PrefixFrom(Metadata, 32)}
+)
 
 // Marker is in every answer that is the sink's own.
 const Marker = "fabrique sink"
@@ -65,16 +76,16 @@ func Open(ctx context.Context, log io.Writer) (*Sink, error) {
 	}
 	release := func(ctx context.Context) error {
 		defer lock.Close()
-		return c.Detach(ctx, log, Network)
+		return c.Detach(ctx, log, networks...)
 	}
-	if err := c.Detach(ctx, log, Network); err != nil {
+	if err := c.Detach(ctx, log, networks...); err != nil {
 		lock.Close()
 		return nil, fmt.Errorf("removing the last sink: %w", err)
 	}
 	s, err := start(ctx, cluster.OutsideProcess)
 	if err == nil {
 		s.release = release
-		err = c.Attach(ctx, log, s.PID(), Network)
+		err = c.Attach(ctx, log, s.PID(), networks...)
 	}
 	if err != nil {
 		end := context.WithoutCancel(ctx)
@@ -149,15 +160,20 @@ func (l *lines) String() string {
 // PID gives the process whose network namespace the sink is.
 func (s *Sink) PID() int { return s.process.Process.Pid }
 
-// Addresses is how many addresses a sink has for its users.
+// Addresses is how many addresses there are in each network.
 const Addresses = 254
 
-// Address gives one of the sink's addresses, i from 0 to [Addresses]-1.
-func (s *Sink) Address(i int) netip.Addr {
+// Address gives an address of [Network], i from 0 to [Addresses]-1.
+func (s *Sink) Address(i int) netip.Addr { return address(Network, i) }
+
+// Public gives an address of [PublicNetwork], i from 0 to [Addresses]-1.
+func (s *Sink) Public(i int) netip.Addr { return address(PublicNetwork, i) }
+
+func address(network netip.Prefix, i int) netip.Addr {
 	if i < 0 || i >= Addresses {
 		panic(fmt.Sprintf("the sink has no address %d", i))
 	}
-	a := Network.Addr().As4()
+	a := network.Addr().As4()
 	a[3] = byte(i + 1)
 	return netip.AddrFrom4(a)
 }

@@ -211,7 +211,7 @@ func open(t *testing.T) cabled {
 		{netOf(c.client), "ip", "link", "set", "eth0", "up"},
 		{netOf(s.PID()), "ip", "addr", "add", "192.0.2.2/24", "dev", "eth0"},
 		{netOf(s.PID()), "ip", "link", "set", "eth0", "up"},
-		{netOf(c.client), "ip", "route", "add", Network.String(), "via", "192.0.2.2"},
+		{netOf(c.client), "ip", "route", "add", "default", "via", "192.0.2.2"},
 	} {
 		if out, err := exec.Command("nsenter", args...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
@@ -331,6 +331,18 @@ func TestCountsEveryPacket(t *testing.T) {
 	}
 }
 
+// It answers in all of its networks.
+func TestNetworks(t *testing.T) {
+	s := open(t)
+	for _, a := range []netip.Addr{s.Address(253), s.Public(7), Metadata} {
+		answer, err := s.ask("dns-udp", a.String()+":53", "name.example.")
+		counts, failed := s.Counts(t.Context())
+		if err != nil || failed != nil || answer != a.String() || counts[Flow{a, "udp", 53}] != 1 {
+			t.Errorf("%s answers %q, %v; counted %v, %v", a, answer, err, counts, failed)
+		}
+	}
+}
+
 // Two sinks know nothing of each other.
 func TestNamespacesAreApart(t *testing.T) {
 	one, two := open(t), open(t)
@@ -392,10 +404,10 @@ func TestAddress(t *testing.T) {
 	s := &Sink{}
 	seen := map[netip.Addr]bool{}
 	for i := range Addresses {
-		a := s.Address(i)
-		if seen[a] || !Network.Contains(a) {
-			t.Errorf("address %d is %s", i, a)
+		a, p := s.Address(i), s.Public(i)
+		if seen[a] || seen[p] || !Network.Contains(a) || !PublicNetwork.Contains(p) {
+			t.Errorf("address %d is %s, and %s", i, a, p)
 		}
-		seen[a] = true
+		seen[a], seen[p] = true, true
 	}
 }
