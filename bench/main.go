@@ -13,11 +13,13 @@ import (
 
 	"fabrique/bench/node"
 	"fabrique/bench/parts"
+	"fabrique/bench/sink"
 )
 
 func main() {
 	parts.Intercept()
 	node.Intercept()
+	sink.Intercept()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	root := &cobra.Command{
 		Use:           "bench",

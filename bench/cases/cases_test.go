@@ -17,6 +17,7 @@ func TestSelect(t *testing.T) {
 		"W1":        {"W1-W2-W5-W6", "W10"},
 		"no-events": {"no-events"},
 		"F2":        {"F2-controller", "F2-evicted", "F2-drained"},
+		"zones":     {"zones"},
 	} {
 		selected, err := Select(pattern)
 		var got []string

@@ -33,6 +33,9 @@ func (c Cluster) Down() []action.Action {
 					return false, fmt.Errorf("taking the network away: the node %s still runs", n.Name)
 				}
 			}
+			if err := endOutside(ctx); err != nil {
+				return true, err
+			}
 			_, err := net.InterfaceByName(bridge)
 			return err == nil, c.unlink(ctx, log)
 		}},
@@ -86,7 +89,8 @@ func (c Cluster) Leftovers(ctx context.Context) (map[string][]string, error) {
 	for _, e := range entries {
 		proc := filepath.Join("/proc", e.Name())
 		groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
-		if err != nil || !ours(string(groups)) || ended(proc) {
+		line, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		if err != nil || !ours(string(groups)) && !outside(line) || ended(proc) {
 			continue
 		}
 		name, _ := os.ReadFile(filepath.Join(proc, "comm"))

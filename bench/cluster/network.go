@@ -34,7 +34,7 @@ const (
 	RegistryIP = "10.196.128.80"
 
 	bridge = "fabrique-bench"
-	table  = "fabrique-bench" // of nftables, on this machine
+	table  = "fabrique-bench" // of nftables, on this machine and in each node
 )
 
 // network joins the nodes by a bridge and leads them out of this machine. A file
@@ -103,6 +103,39 @@ func (c Cluster) network(ctx context.Context, log io.Writer) (changed bool, err 
 	return true, os.WriteFile(mark, []byte(now), 0o644)
 }
 
+// noIPv6 keeps IPv6 off a node's bridges.
+const noIPv6 = `table bridge ` + table + ` {
+	chain forward {
+		type filter hook forward priority 0;
+		ether type ip6 drop
+	}
+	chain input {
+		type filter hook input priority 0;
+		ether type ip6 drop
+	}
+}
+`
+
+// onlyIPv4 drops what pods send by IPv6: each has an address of its link, by which
+// pods of one node reach each other and the node past every NetworkPolicy, as the
+// policy controller is told of IPv4 alone.
+func (c Cluster) onlyIPv4(ctx context.Context, log io.Writer) (changed bool, err error) {
+	for _, n := range c.Nodes() {
+		var tables strings.Builder
+		if err := n.Run(ctx, &tables, nil, "nft", "list", "tables"); err != nil {
+			return changed, err
+		}
+		if strings.Contains(tables.String(), "table bridge "+table+"\n") {
+			continue
+		}
+		changed = true
+		if err := n.Run(ctx, log, []byte(noIPv6), "nft", "-f", "-"); err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
 // linked tells whether this machine's part of the network is still there: others
 // make rules and links too.
 func (c Cluster) linked(ctx context.Context) bool {
@@ -165,7 +198,7 @@ table ip %[1]s {
 
 // unlink takes the network away again.
 func (c Cluster) unlink(ctx context.Context, log io.Writer) error {
-	for _, link := range []string{bridge, machines[0].link, machines[1].link} {
+	for _, link := range []string{bridge, machines[0].link, machines[1].link, outsideLink} {
 		if _, err := net.InterfaceByName(link); err != nil {
 			continue
 		}

@@ -40,6 +40,7 @@ func (c Cluster) Up(ctx context.Context, images Preloaded) ([]action.Action, err
 		{Name: "settings", Do: func(context.Context, io.Writer) (bool, error) { return false, c.saveSettings() }},
 		{Name: "nodes", Do: c.startNodes},
 		{Name: "network", Do: c.network},
+		{Name: "no IPv6", Do: c.onlyIPv4},
 		c.service(cp, c.etcd(p), 30*time.Second, func(ctx context.Context) error {
 			return c.listens(ctx, cp, etcdPort)
 		}),

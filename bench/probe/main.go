@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -18,7 +19,23 @@ const usage = `probe serve ADDRESS        answer every request with the pod's na
 probe get URL              print status and body; any certificate will do
 probe lookup NAME          print the name's addresses
 probe read FILE            print the file
-probe write FILE TEXT      write it`
+probe write FILE TEXT      write it
+
+These print "reached: " and what answered, or fail after a few seconds:
+
+probe tcp HOST:PORT                     connect, and see what the server says
+probe udp-dns SERVER NAME               resolve by that server
+probe tcp-dns SERVER NAME
+probe doh URL NAME                      resolve by HTTPS (RFC 8484)
+probe icmp ADDRESS                      echo
+probe raw ADDRESS                       echo, in a frame past the kernel's routes and filters; needs CAP_NET_RAW
+probe tls ADDRESS SNI HOST              ask ADDRESS, port 443 unless it names one, for HOST; "-" for no SNI
+probe connect PROXY TARGET SNI HOST     the same through a proxy's tunnel to TARGET; "-" for SNI opens the tunnel only
+probe proxy-get PROXY URL [HOST]        ask a proxy for a URL; a status of 400 or more is a failure
+probe many FILE                         all of these that the file names, one a line: NAME, a tab, and its words;
+                                        prints NAME, "reached" or "not", and why; "-" reads standard input
+
+PROXY is a URL, with its credentials, or "env" for that of HTTPS_PROXY. No certificate is checked.`
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -27,8 +44,11 @@ func main() {
 	}
 }
 
+// patience is for one probe.
+const patience = 5 * time.Second
+
 func run(args []string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	switch {
 	case len(args) == 2 && args[0] == "serve":
@@ -52,8 +72,17 @@ func run(args []string) error {
 		return err
 	case len(args) == 3 && args[0] == "write":
 		return os.WriteFile(args[1], []byte(args[2]), 0o644)
+	case len(args) == 2 && args[0] == "many":
+		return many(args[1], os.Stdout)
 	}
-	return fmt.Errorf("wrong arguments %q\n%s", args, usage)
+	saw, err := reach(ctx, args)
+	switch {
+	case errors.Is(err, errArguments):
+		return fmt.Errorf("%w\n%s", err, usage)
+	case err == nil:
+		fmt.Println("reached:", saw)
+	}
+	return err
 }
 
 func get(ctx context.Context, url string) error {
