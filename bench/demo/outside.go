@@ -3,7 +3,6 @@ package demo
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net"
@@ -18,13 +17,20 @@ import (
 	"fabrique/steps/egress"
 )
 
-// outside gives the configuration's section egress, in JSON: where this machine gets
-// its own packages, as builds do. Debian's for all apps, Python's for the one sample
-// that has some. A mirror at a private address is exempt by that address alone.
-func outside(ctx context.Context) (string, error) {
+// rules are the configuration's section egress.
+type rules struct {
+	Allow        []egress.Destination            `json:"allow"`
+	Apps         map[string][]egress.Destination `json:"apps"`
+	AllowPrivate []egress.Network                `json:"allowPrivate"`
+}
+
+// outside gives where this machine gets its own packages, as builds do. Debian's for
+// all apps, Python's for the one sample that has some. A mirror at a private address is
+// exempt by that address alone.
+func outside(ctx context.Context) (r rules, err error) {
 	sources, err := debian.Sources(images.Release)
 	if err != nil {
-		return "", err
+		return r, err
 	}
 	var deb, python []string
 	for _, s := range sources {
@@ -38,7 +44,7 @@ func outside(ctx context.Context) (string, error) {
 	if len(python) == 0 { // pip's own
 		out, err := exec.CommandContext(ctx, "python3", "-c", "from pip._internal.models.index import PyPI as i; print('https://' + i.netloc, 'https://' + i.file_storage_domain)").Output()
 		if err != nil {
-			return "", fmt.Errorf("asking pip for its index: %w", err)
+			return r, fmt.Errorf("asking pip for its index: %w", err)
 		}
 		python = strings.Fields(string(out))
 	}
@@ -71,22 +77,16 @@ func outside(ctx context.Context) (string, error) {
 		}
 		return slices.Sorted(maps.Keys(seen)), nil
 	}
-	var rules struct {
-		Allow        []egress.Destination            `json:"allow"`
-		Apps         map[string][]egress.Destination `json:"apps"`
-		AllowPrivate []egress.Network                `json:"allowPrivate"`
-	}
-	if rules.Allow, err = destinations(deb); err != nil {
-		return "", err
+	if r.Allow, err = destinations(deb); err != nil {
+		return r, err
 	}
 	citation, err := destinations(python)
 	if err != nil {
-		return "", err
+		return r, err
 	}
 	// The file names each once.
-	citation = slices.DeleteFunc(citation, func(d egress.Destination) bool { return slices.Contains(rules.Allow, d) })
-	rules.Apps = map[string][]egress.Destination{"citation": citation}
-	rules.AllowPrivate = slices.Sorted(maps.Keys(private))
-	text, err := json.Marshal(rules)
-	return string(text), err
+	citation = slices.DeleteFunc(citation, func(d egress.Destination) bool { return slices.Contains(r.Allow, d) })
+	r.Apps = map[string][]egress.Destination{"citation": citation}
+	r.AllowPrivate = slices.Sorted(maps.Keys(private))
+	return r, nil
 }

@@ -4,21 +4,27 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"fabrique/bench/platform"
 	"fabrique/steps/config"
+	"fabrique/steps/egress"
 )
 
 // Settings are what a scenario may change about the factory.
 type Settings struct {
 	Schedule string // of the CronWorkflow; empty for every ten minutes
 	Builders int    // how many buildkitds; 0 for one
+	// Allow and Apps are what builds may reach beside this machine's package sources.
+	Allow []egress.Destination
+	Apps  map[string][]egress.Destination
 }
 
 // Reconfigure renders and applies the factory with other settings. The images stay.
@@ -53,7 +59,13 @@ func (d Demo) configure(ctx context.Context, references map[string]string, s Set
 	if len(api.Endpoints) == 0 || len(api.Ports) == 0 {
 		return errors.New("looking for the API server: the EndpointSlice kubernetes names no address")
 	}
-	egress, err := outside(ctx)
+	rules, err := outside(ctx)
+	if err != nil {
+		return err
+	}
+	rules.Allow = append(rules.Allow, s.Allow...)
+	maps.Copy(rules.Apps, s.Apps)
+	outside, err := json.Marshal(rules)
 	if err != nil {
 		return err
 	}
@@ -84,7 +96,7 @@ cluster:
     apiServer: {addresses: [%s], port: %d}
     dns: {namespace: kube-system, labels: {k8s-app: kube-dns}, port: 5353}
   images:
-`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, egress, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion, strings.Join(api.Endpoints[0].Addresses, ", "), api.Ports[0].Port)
+`, platform.GiteaURL, platform.SourceRepo, platform.AppsRepo, outside, max(s.Builders, 1), cmp.Or(s.Schedule, "*/10 * * * *"), platform.BusVersion, strings.Join(api.Endpoints[0].Addresses, ", "), api.Ports[0].Port)
 	for _, r := range refs {
 		text += fmt.Sprintf("    %s: %s\n", r.field, references[r.repository])
 	}

@@ -13,9 +13,12 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/elazarl/goproxy"
 )
 
 const usage = `probe serve ADDRESS        answer every request with the pod's name, until SIGTERM
+probe proxy ADDRESS        let everybody everywhere, as a forward proxy without a policy
 probe get URL              print status and body; any certificate will do
 probe lookup NAME          print the name's addresses
 probe read FILE            print the file
@@ -30,8 +33,10 @@ probe doh URL NAME                      resolve by HTTPS (RFC 8484)
 probe icmp ADDRESS                      echo
 probe raw ADDRESS                       echo, in a frame past the kernel's routes and filters; needs CAP_NET_RAW
 probe tls ADDRESS SNI HOST              ask ADDRESS, port 443 unless it names one, for HOST; "-" for no SNI
-probe connect PROXY TARGET SNI HOST     the same through a proxy's tunnel to TARGET; "-" for SNI opens the tunnel only
+probe connect PROXY TARGET SNI HOST     the same through a proxy's tunnel to TARGET; "-" for SNI opens the tunnel only,
+                                        an address is none, "http" asks there without TLS
 probe proxy-get PROXY URL [HOST]        ask a proxy for a URL; a status of 400 or more is a failure
+probe follow PROXY URL                  ask a proxy for a URL and follow redirects
 probe many FILE                         all of these that the file names, one a line: NAME, a tab, and its words;
                                         prints NAME, "reached" or "not", and why; "-" reads standard input
 
@@ -57,6 +62,8 @@ func run(args []string) error {
 			return err
 		}
 		return http.ListenAndServe(args[1], http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, name) }))
+	case len(args) == 2 && args[0] == "proxy":
+		return http.ListenAndServe(args[1], goproxy.NewProxyHttpServer())
 	case len(args) == 2 && args[0] == "get":
 		return get(ctx, args[1])
 	case len(args) == 2 && args[0] == "lookup":

@@ -47,6 +47,7 @@ var verbs = map[string]verb{
 		return askTLS(ctx, c, a[1], a[2])
 	}},
 	"connect":   {4, 4, func(ctx context.Context, a []string) (string, error) { return tunnel(ctx, a[0], a[1], a[2], a[3]) }},
+	"follow":    {2, 2, func(ctx context.Context, a []string) (string, error) { return follow(ctx, a[0], a[1]) }},
 	"proxy-get": {2, 3, func(ctx context.Context, a []string) (string, error) { return proxyGet(ctx, a[0], a[1], a[2:]...) }},
 }
 
@@ -316,8 +317,31 @@ func status(r *bufio.Reader, req *http.Request, limit int) (string, error) {
 	return answer.Status + " " + string(text), nil
 }
 
-// proxyOf connects to a proxy and gives the header that holds its credentials.
-func proxyOf(ctx context.Context, name string) (net.Conn, http.Header, error) {
+// follow asks a proxy for a URL, and for what it redirects to.
+func follow(ctx context.Context, proxy, address string) (string, error) {
+	via, err := proxyURL(proxy)
+	if err != nil {
+		return "", err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return "", err
+	}
+	client := &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(via), TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	answer, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(answer.Body, 200)) // whatever there is of it
+	if answer.StatusCode >= 400 {
+		return "", fmt.Errorf("it answers %s: %s", answer.Status, bytes.TrimSpace(text))
+	}
+	return answer.Request.URL.String() + " answers " + answer.Status, nil
+}
+
+// proxyURL reads a proxy's URL, or that of the environment.
+func proxyURL(name string) (*url.URL, error) {
 	if name == "env" {
 		name = os.Getenv("HTTPS_PROXY")
 		if name == "" {
@@ -326,7 +350,16 @@ func proxyOf(ctx context.Context, name string) (net.Conn, http.Header, error) {
 	}
 	u, err := url.Parse(name)
 	if err != nil || u.Host == "" {
-		return nil, nil, errors.New("the proxy's URL is none") // it may hold a password
+		return nil, errors.New("the proxy's URL is none") // it may hold a password
+	}
+	return u, nil
+}
+
+// proxyOf connects to a proxy and gives the header that holds its credentials.
+func proxyOf(ctx context.Context, name string) (net.Conn, http.Header, error) {
+	u, err := proxyURL(name)
+	if err != nil {
+		return nil, nil, err
 	}
 	header := http.Header{}
 	if u.User != nil {
@@ -358,6 +391,16 @@ func tunnel(ctx context.Context, proxy, target, sni, host string) (string, error
 	}
 	if sni == "-" {
 		return "the tunnel is open", nil
+	}
+	if sni == "http" {
+		plain, err := http.NewRequest(http.MethodGet, "http://"+host+"/", nil)
+		if err != nil {
+			return "", err
+		}
+		if err := plain.Write(c); err != nil {
+			return "", err
+		}
+		return status(r, plain, 600)
 	}
 	return askTLS(ctx, buffered{c, r}, sni, host)
 }

@@ -1,0 +1,144 @@
+package cases
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fabrique/manifests/buildkitd"
+	"fabrique/manifests/zone"
+)
+
+// unlocked is a builder like the factory's, from the specification of the one that runs,
+// from which something was taken that holds RUN instructions back. It stands in a
+// namespace without policies.
+type unlocked struct {
+	name, namespace string
+	// toml changes the daemon's configuration.
+	toml func(string) string
+	// pod changes its pod, of which the first container is the daemon.
+	pod func(*corev1.PodSpec)
+}
+
+// start starts the builder, beside the factory's own, and waits until it is ready.
+func (u unlocked) start(ctx context.Context, w *World) error {
+	var own appsv1.StatefulSet
+	if err := w.Kubectl.Get(ctx, &own, "statefulset", builder, "-n", zone.Builder); err != nil {
+		return err
+	}
+	var conf corev1.ConfigMap
+	if err := w.Kubectl.Get(ctx, &conf, "configmap", builder, "-n", zone.Builder); err != nil {
+		return err
+	}
+	data := maps.Clone(conf.Data)
+	if u.toml != nil {
+		changed := u.toml(data["buildkitd.toml"])
+		if changed == data["buildkitd.toml"] {
+			return fmt.Errorf("nothing was taken from buildkitd.toml for %s", u.name)
+		}
+		data["buildkitd.toml"] = changed
+	}
+	spec := own.Spec.Template.Spec
+	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: "cache", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	for i, v := range spec.Volumes {
+		if v.ConfigMap != nil {
+			spec.Volumes[i].ConfigMap.Name = u.name
+		}
+	}
+	if u.pod != nil {
+		u.pod(&spec)
+	}
+	objects := []any{
+		map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": u.namespace, "labels": map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}}},
+		&corev1.ConfigMap{TypeMeta: zone.Type("v1", "ConfigMap"), ObjectMeta: metav1.ObjectMeta{Name: u.name, Namespace: u.namespace}, Data: data},
+		&corev1.Pod{TypeMeta: zone.Type("v1", "Pod"), ObjectMeta: metav1.ObjectMeta{Name: u.name, Namespace: u.namespace}, Spec: spec},
+	}
+	for _, o := range objects {
+		text, err := json.Marshal(o)
+		if err != nil {
+			return err
+		}
+		var last error
+		for range 20 { // a new namespace has no service account for a moment
+			if _, last = w.Kubectl.Run(ctx, text, "apply", "--server-side", "--force-conflicts", "-f", "-"); last == nil {
+				break
+			}
+			if err := pause(ctx, time.Second); err != nil {
+				return err
+			}
+		}
+		if last != nil {
+			return last
+		}
+	}
+	_, err := w.Kubectl.Run(ctx, nil, "wait", "pod/"+u.name, "-n", u.namespace, "--for=condition=Ready", "--timeout=180s")
+	return err
+}
+
+// removeNamespace removes a scenario's namespace and waits for it to be gone.
+func (w *World) removeNamespace(name string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := w.Kubectl.Run(ctx, nil, "delete", "namespace", name, "--ignore-not-found", "--wait")
+		return err
+	}
+}
+
+// direct is a build by the step program on this machine, against one builder, with what
+// the Workflow gives it.
+type direct struct {
+	namespace, pod string
+	app            string // for whom, to the gateway
+	image          string // "name", in the registry
+	dir            string // with the context in app/
+	args           []string
+}
+
+// revision is any: nothing of a direct build comes from a repository.
+const anyRevision = "7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210"
+
+// build runs the program and gives what it wrote beside its result.
+func (d direct) build(ctx context.Context, w *World) (log string, err error) {
+	address, stop, err := w.Kubectl.Forward(ctx, d.namespace, "pod/"+d.pod, buildkitd.Port)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	key, err := w.Secret(ctx, zone.Workflows, zone.EgressSecret, zone.EgressKey)
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(d.dir, "egress-key")
+	if err := os.WriteFile(file, []byte(key.Reveal()), 0o600); err != nil {
+		return "", err
+	}
+	defer os.Remove(file)
+	program := filepath.Join(filepath.Dir(w.Fabrique), "buildkit-build")
+	cmd := exec.CommandContext(ctx, program, append([]string{
+		"--address", "tcp://" + address, "--dir", d.dir, "--context", "app", "--plain-http", "--cache", "off", "--revision", anyRevision,
+		"--image", "registry:80/" + d.image, "--app", d.app, "--workflow", d.image[strings.LastIndex(d.image, "/")+1:],
+		"--proxy", runProxy, "--egress-key-file", file,
+	}, d.args...)...)
+	var said strings.Builder
+	cmd.Stderr, cmd.Stdout = &said, io.Discard
+	if err := cmd.Run(); err != nil {
+		return said.String(), fmt.Errorf("running buildkit-build: %w\n%s", err, tail(said.String()))
+	}
+	return said.String(), nil
+}
+
+// tail gives the last lines of a log.
+func tail(log string) string {
+	lines := strings.Split(strings.TrimSpace(log), "\n")
+	return strings.Join(lines[max(0, len(lines)-15):], "\n")
+}
