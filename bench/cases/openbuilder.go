@@ -1,6 +1,7 @@
 package cases
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -28,7 +29,8 @@ type unlocked struct {
 	// toml changes the daemon's configuration.
 	toml func(string) string
 	// pod changes its pod, of which the first container is the daemon.
-	pod func(*corev1.PodSpec)
+	pod      func(*corev1.PodSpec)
+	patience time.Duration // until it is ready; 0 for three minutes
 }
 
 // start starts the builder, beside the factory's own, and waits until it is ready.
@@ -82,7 +84,7 @@ func (u unlocked) start(ctx context.Context, w *World) error {
 			return last
 		}
 	}
-	_, err := w.Kubectl.Run(ctx, nil, "wait", "pod/"+u.name, "-n", u.namespace, "--for=condition=Ready", "--timeout=180s")
+	_, err := w.Kubectl.Run(ctx, nil, "wait", "pod/"+u.name, "-n", u.namespace, "--for=condition=Ready", "--timeout="+cmp.Or(u.patience, 3*time.Minute).String())
 	return err
 }
 

@@ -26,6 +26,7 @@ import (
 var securityCases = []Case{
 	{Name: "workflow-restrictions", Title: "nothing runs in the Workflows' namespace but the factory's own template, unpatched", Run: restrictions},
 	{Name: "pod-security", Title: "every pod meets the level restricted, but for the builder's listed deviations", Run: podSecurity},
+	{Name: "deviations-needed", Title: "without any one of the builder's deviations it does not come up, or runs no instruction", Run: deviationsNeeded},
 }
 
 // restrictions tries Workflows that are not the factory's. The API server checks them
