@@ -103,7 +103,7 @@ func Objects(c config.Config) ([]any, error) {
 			StartupProbe:    probe(2, 300, build...),
 			ReadinessProbe:  probe(5, 2, workers...),
 			LivenessProbe:   probe(30, 3, append([]string{pluginDir + "/" + runnetwork.Plugin, "live", "--"}, workers...)...),
-			SecurityContext: security(),
+			SecurityContext: security(c),
 			// What the daemon itself gets from outside, by ADD, comes through the gateway too.
 			Env: []corev1.EnvVar{
 				{Name: "HTTP_PROXY", Value: egress.ProxyURL}, {Name: "HTTPS_PROXY", Value: egress.ProxyURL},
@@ -137,7 +137,7 @@ func Objects(c config.Config) ([]any, error) {
 	if c.Cluster.StorageClass != "" {
 		claim.Spec.StorageClassName = &c.Cluster.StorageClass
 	}
-	deviations, err := yaml.Marshal(Deviations())
+	deviations, err := yaml.Marshal(Deviations(c))
 	if err != nil {
 		return nil, fmt.Errorf("listing the deviations from Pod Security: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fabrique/manifests/zone"
+	"fabrique/steps/config"
 )
 
 // DeviationsName is the name of the ConfigMap beside the daemon that lists [Deviations],
@@ -41,35 +42,44 @@ var capabilities = []struct {
 const ofRun = "RUN instructions have it by BuildKit's default, and runc gives none that the daemon lacks"
 
 // Deviations lists all, each with its reason. None is privileged: true.
-func Deviations() []Deviation {
+func Deviations(c config.Config) []Deviation {
 	all := []Deviation{
 		{"allowPrivilegeEscalation=true", "Kubernetes wants it along with SYS_ADMIN, and RUN instructions use programs such as su"},
 		{"appArmorProfile=Unconfined", "the container runtime's own profile forbids every mount"},
 	}
-	for _, c := range capabilities {
-		all = append(all, Deviation{"capabilities.add=" + string(c.name), c.reason})
+	for _, one := range capabilities {
+		all = append(all, Deviation{"capabilities.add=" + string(one.name), one.reason})
 	}
 	return append(all,
 		Deviation{"procMount=Unmasked", "RUN instructions have a /proc of their own, which the kernel mounts only where nothing of this one is covered; Kubernetes allows it without the node's user namespace only"},
 		Deviation{"runAsGroup=0", asRoot}, Deviation{"runAsNonRoot=false", asRoot}, Deviation{"runAsUser=0", asRoot},
-		Deviation{"seccompProfile=Unconfined", "the container runtime's own profile forbids keyctl and pivot_root, with which runc starts RUN instructions; these have BuildKit's own profile"},
+		Deviation{"seccompProfile=" + string(seccomp(c).Type), "the container runtime's own profile forbids keyctl and pivot_root, with which runc starts RUN instructions; these have BuildKit's own profile"},
 	)
+}
+
+// seccomp gives the daemon's profile: the one that the configuration says is on the
+// nodes, or none.
+func seccomp(c config.Config) *corev1.SeccompProfile {
+	if file := c.Cluster.BuilderSeccomp; file != "" {
+		return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: &file}
+	}
+	return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}
 }
 
 const asRoot = "layers hold files of any user; root of the pod's user namespace is no user of the node's"
 
 // security is the daemon's container's.
-func security() *corev1.SecurityContext {
+func security(c config.Config) *corev1.SecurityContext {
 	no, yes, root := false, true, int64(0)
 	var add []corev1.Capability
-	for _, c := range capabilities {
-		add = append(add, c.name)
+	for _, one := range capabilities {
+		add = append(add, one.name)
 	}
 	return &corev1.SecurityContext{
 		RunAsUser: &root, RunAsGroup: &root, RunAsNonRoot: &no, AllowPrivilegeEscalation: &yes, ReadOnlyRootFilesystem: &yes,
 		Capabilities:    &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: add},
 		ProcMount:       ptr(corev1.UnmaskedProcMount),
-		SeccompProfile:  &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined},
+		SeccompProfile:  seccomp(c),
 		AppArmorProfile: &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeUnconfined},
 	}
 }

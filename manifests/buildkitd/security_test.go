@@ -8,22 +8,27 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"fabrique/manifests/zone"
+	"fabrique/steps/config"
 )
 
 // Every deviation is listed, and every one that is listed is there.
 func TestDeviations(t *testing.T) {
 	no := false
 	pod := corev1.PodSpec{HostUsers: &no}
-	var listed []string
-	for _, d := range Deviations() {
-		listed = append(listed, d.Setting)
-		if d.Reason == "" {
-			t.Errorf("%s has no reason", d.Setting)
+	for _, profile := range []string{"", "profiles/buildkitd.json"} {
+		var c config.Config
+		c.Cluster.BuilderSeccomp = profile
+		var listed []string
+		for _, d := range Deviations(c) {
+			listed = append(listed, d.Setting)
+			if d.Reason == "" {
+				t.Errorf("%s has no reason", d.Setting)
+			}
 		}
-	}
-	slices.Sort(listed)
-	if diff := cmp.Diff(listed, Differences(pod, security())); diff != "" {
-		t.Errorf("listed (-) against the container (+): %s", diff)
+		slices.Sort(listed)
+		if diff := cmp.Diff(listed, Differences(pod, security(c))); diff != "" {
+			t.Errorf("with profile %q: listed (-) against the container (+): %s", profile, diff)
+		}
 	}
 }
 

@@ -56,15 +56,18 @@ type Config struct {
 // Cluster is how the factory runs inside a cluster. Only fabrique render and apply
 // need it; see [Config.CheckCluster].
 type Cluster struct {
-	Images       Images     `yaml:"images"`
-	Builders     int        `yaml:"builders"`     // how many buildkitds; an app always goes to the same one
-	WorkflowsURL string     `yaml:"workflowsURL"` // of an Argo server, for the links on commits; empty for none
-	Schedule     string     `yaml:"schedule"`     // of the run without an event, five fields of cron(5)
-	StorageClass string     `yaml:"storageClass"` // empty for the cluster's default
-	Webhook      Webhook    `yaml:"webhook"`
-	EventBus     EventBus   `yaml:"eventBus"`
-	BuildCache   BuildCache `yaml:"buildCache"`
-	Network      Network    `yaml:"network"`
+	Images       Images `yaml:"images"`
+	Builders     int    `yaml:"builders"`     // how many buildkitds; an app always goes to the same one
+	WorkflowsURL string `yaml:"workflowsURL"` // of an Argo server, for the links on commits; empty for none
+	Schedule     string `yaml:"schedule"`     // of the run without an event, five fields of cron(5)
+	StorageClass string `yaml:"storageClass"` // empty for the cluster's default
+	// BuilderSeccomp is a seccomp profile for buildkitd on the nodes, below the kubelet's
+	// folder for them; empty for none.
+	BuilderSeccomp string     `yaml:"builderSeccomp"`
+	Webhook        Webhook    `yaml:"webhook"`
+	EventBus       EventBus   `yaml:"eventBus"`
+	BuildCache     BuildCache `yaml:"buildCache"`
+	Network        Network    `yaml:"network"`
 }
 
 // Images are what the factory's pods run, each by digest.
@@ -318,6 +321,9 @@ func (c *Config) checkCluster(d *decoder) {
 	if c.Cluster.WorkflowsURL != "" {
 		parsed(d, "cluster.workflowsURL", &c.Cluster.WorkflowsURL, ParseWorkflowsURL)
 	}
+	if s := c.Cluster.BuilderSeccomp; s != "" && !seccompForm.MatchString(s) {
+		d.problem("cluster.builderSeccomp", "%q is no file below the kubelet's folder for profiles; want as in profiles/buildkitd.json", step.Clip(s))
+	}
 	if c.Cluster.StorageClass != "" && !nameForm.MatchString(c.Cluster.StorageClass) {
 		d.problem("cluster.storageClass", "%q is no name of a StorageClass", c.Cluster.StorageClass)
 	}
@@ -344,6 +350,9 @@ var (
 )
 
 // all gives the references by their field's name.
+// seccompForm is a relative path without ".." in it.
+var seccompForm = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)*$`)
+
 func (i *Images) all() map[string]*string {
 	return map[string]*string{
 		"reconcileHead": &i.ReconcileHead, "cloneAtSHA": &i.CloneAtSHA, "buildkitBuild": &i.BuildkitBuild,
