@@ -27,6 +27,7 @@ import (
 // table, all else is refused, and each of the few rights is needed.
 var privilegeCases = []Case{
 	{Name: "accounts", Title: "every service account may do what its table says and nothing else, asked with its own token", Run: accountsTried},
+	{Name: "tokens", Title: "every Gitea token reaches its own repositories in its own way and nothing else", Run: tokensTried},
 }
 
 // right is one verb on one resource in one namespace. The resource may name a

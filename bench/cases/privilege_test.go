@@ -7,11 +7,13 @@ import (
 	"slices"
 	"testing"
 
+	"code.gitea.io/sdk/gitea"
 	"github.com/google/go-cmp/cmp"
 	authz "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"fabrique/bench/kubectl"
+	"fabrique/bench/platform"
 )
 
 // rendered gives every object of the golden files, which are what fabrique render
@@ -149,6 +151,26 @@ func TestRequestPath(t *testing.T) {
 	} {
 		if got := test.request.path(test.namespace); got != test.want {
 			t.Errorf("%v goes to %s, want %s", test.request, got, test.want)
+		}
+	}
+}
+
+// The factory has a token of every bot, and the manifests have the Secret for it.
+func TestTokensAreTheBots(t *testing.T) {
+	if len(tokenOf) != len(platform.Bots) {
+		t.Errorf("there are %d bots and %d tokens", len(platform.Bots), len(tokenOf))
+	}
+	for _, b := range platform.Bots {
+		if tokenOf[b.User] == "" {
+			t.Errorf("the scenarios know no token of %s", b.User)
+		}
+		for repo := range b.Repos {
+			if !slices.Contains(readers[repo], b.User) {
+				t.Errorf("%s may read %s, which the table of calls does not know", b.User, repo)
+			}
+			if slices.Contains(writers[repo], b.User) != (b.Repos[repo] == gitea.AccessModeWrite) {
+				t.Errorf("whether %s may write %s the table of calls has otherwise", b.User, repo)
+			}
 		}
 	}
 }
