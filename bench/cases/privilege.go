@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	authn "k8s.io/api/authentication/v1"
 	authz "k8s.io/api/authorization/v1"
@@ -28,6 +29,7 @@ import (
 var privilegeCases = []Case{
 	{Name: "accounts", Title: "every service account may do what its table says and nothing else, asked with its own token", Run: accountsTried},
 	{Name: "tokens", Title: "every Gitea token reaches its own repositories in its own way and nothing else", Run: tokensTried},
+	{Name: "needed", Title: "each verb of an account and each right of a token, taken away, stops what it is for", Limit: 20 * time.Minute, Run: neededTried},
 }
 
 // right is one verb on one resource in one namespace. The resource may name a

@@ -155,6 +155,20 @@ func TestRequestPath(t *testing.T) {
 	}
 }
 
+// Each right of an account is taken away once, and none that it has not.
+func TestLossesAreTheRights(t *testing.T) {
+	for _, a := range accounts {
+		if len(losses[a.name]) != len(a.rights) {
+			t.Errorf("%s has %d rights, and %d are taken away", a.name, len(a.rights), len(losses[a.name]))
+		}
+		for _, r := range a.rights {
+			if losses[a.name][r] == nil {
+				t.Errorf("nothing tells what %s cannot do without the right to %s", a.name, r)
+			}
+		}
+	}
+}
+
 // The factory has a token of every bot, and the manifests have the Secret for it.
 func TestTokensAreTheBots(t *testing.T) {
 	if len(tokenOf) != len(platform.Bots) {
