@@ -68,8 +68,8 @@ func gatesCommand() *cobra.Command {
 		Short: "Prove the ADR's gates and every scenario of the chain on the cluster, and measure each stage of a push",
 		Long: `Installs the factory as demo does, and then runs the scenarios: the gates first (an app is added by its record
 alone; ten pushes in a row over two apps; five pushes without the event path), then forged, repeated and odd
-deliveries, odd records, interruptions, faults and full disks. Each cleans up after itself, and one that fails does not
-stop the others. Ends with a table; the exit code is non-zero when any failed. All take more than an hour.`,
+deliveries, odd records, interruptions, faults and full disks, and what accounts and tokens may not. Each cleans up
+after itself, and one that fails does not stop the others. Ends with a table; the exit code is non-zero when any failed. All take more than an hour.`,
 		Example: `  bench gates --list
   bench gates --only '^(F|W7$)'       # some of them, by a regular expression for their names`,
 		Args: cobra.NoArgs,

@@ -34,7 +34,7 @@ type Case struct {
 const limit = 10 * time.Minute
 
 // All are the scenarios in the order in which they run.
-var All = slices.Concat(gateCases, webhookCases, recordCases, workflowCases, faultCases, egressCases, securityCases, zoneCases, escapeCases, builderCases)
+var All = slices.Concat(gateCases, webhookCases, recordCases, workflowCases, faultCases, egressCases, securityCases, zoneCases, escapeCases, builderCases, privilegeCases)
 
 // Select gives the scenarios whose name matches the regular expression somewhere,
 // as in "^W1$". It is an error when none does.

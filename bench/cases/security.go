@@ -11,7 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/pod-security-admission/api"
+	psa "k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/yaml"
 
@@ -130,7 +130,7 @@ func podSecurity(ctx context.Context, w *World) (saw string, err error) {
 				spec.Containers = slices.DeleteFunc(slices.Clone(spec.Containers), func(c corev1.Container) bool {
 					return namespace == zone.Builder && c.Name == "buildkitd"
 				})
-				for _, r := range evaluator.EvaluatePod(api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}, &metav1.ObjectMeta{}, &spec) {
+				for _, r := range evaluator.EvaluatePod(psa.LevelVersion{Level: psa.LevelRestricted, Version: psa.LatestVersion()}, &metav1.ObjectMeta{}, &spec) {
 					if !r.Allowed {
 						problems = append(problems, fmt.Sprintf("%s/%s: %s: %s", namespace, pod.Name, r.ForbiddenReason, r.ForbiddenDetail))
 					}

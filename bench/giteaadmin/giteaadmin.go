@@ -64,20 +64,81 @@ func (a Admin) CreateUser(ctx context.Context, name string, scopes ...gitea.Acce
 		if _, _, missing := client.GetUserInfo(name); missing != nil {
 			return secret.Secret{}, fmt.Errorf("creating the user %q: %w", name, err)
 		}
-		if _, err := client.AdminEditUser(name, gitea.EditUserOption{LoginName: name, Password: password, MustChangePassword: &mustChange}); err != nil {
-			return secret.Secret{}, fmt.Errorf("giving the user %q another password: %w", name, err)
+		if password, err = a.newPassword(ctx, name); err != nil {
+			return secret.Secret{}, err
 		}
 	}
-	// Gitea gives tokens for a password only.
+	token, err := a.token(ctx, name, password, scopes)
+	return secret.New(token.Token), err
+}
+
+// NewToken gives a further token of a user with these scopes, and its id. It replaces
+// the user's password, which no bot uses.
+func (a Admin) NewToken(ctx context.Context, name string, scopes ...gitea.AccessTokenScope) (token secret.Secret, id int64, err error) {
+	password, err := a.newPassword(ctx, name)
+	if err != nil {
+		return token, 0, err
+	}
+	made, err := a.token(ctx, name, password, scopes)
+	return secret.New(made.Token), made.ID, err
+}
+
+// RevokeToken removes a token of a user. It replaces the user's password.
+func (a Admin) RevokeToken(ctx context.Context, name string, id int64) error {
+	password, err := a.newPassword(ctx, name)
+	if err != nil {
+		return err
+	}
 	self, err := gitea.NewClient(a.URL, gitea.SetBasicAuth(name, password), gitea.SetContext(ctx))
 	if err != nil {
-		return secret.Secret{}, err
+		return err
+	}
+	if _, err := self.DeleteAccessToken(id); err != nil {
+		return fmt.Errorf("removing a token of %q: %w", name, err)
+	}
+	return nil
+}
+
+// newPassword gives a user another password.
+func (a Admin) newPassword(ctx context.Context, name string) (string, error) {
+	client, err := a.Client(ctx, a.Token)
+	if err != nil {
+		return "", err
+	}
+	password, mustChange := rand.Text(), false
+	if _, err := client.AdminEditUser(name, gitea.EditUserOption{LoginName: name, Password: password, MustChangePassword: &mustChange}); err != nil {
+		return "", fmt.Errorf("giving the user %q another password: %w", name, err)
+	}
+	return password, nil
+}
+
+// token creates a token as the user: Gitea gives one for a password only.
+func (a Admin) token(ctx context.Context, name, password string, scopes []gitea.AccessTokenScope) (gitea.AccessToken, error) {
+	self, err := gitea.NewClient(a.URL, gitea.SetBasicAuth(name, password), gitea.SetContext(ctx))
+	if err != nil {
+		return gitea.AccessToken{}, err
 	}
 	token, _, err := self.CreateAccessToken(gitea.CreateAccessTokenOption{Name: "bench-" + rand.Text(), Scopes: scopes})
 	if err != nil {
-		return secret.Secret{}, fmt.Errorf("creating a token of %q: %w", name, err)
+		return gitea.AccessToken{}, fmt.Errorf("creating a token of %q: %w", name, err)
 	}
-	return secret.New(token.Token), nil
+	return *token, nil
+}
+
+// LetOwnNothing takes from a user the right to have repositories and organizations of
+// its own: as an owner it could make webhooks, which Gitea delivers from where it
+// stands. A fork counts only with ALLOW_FORK_WITHOUT_MAXIMUM_LIMIT = false in
+// Gitea's app.ini.
+func (a Admin) LetOwnNothing(ctx context.Context, name string) error {
+	client, err := a.Client(ctx, a.Token)
+	if err != nil {
+		return err
+	}
+	none, no := 0, false
+	if _, err := client.AdminEditUser(name, gitea.EditUserOption{LoginName: name, MaxRepoCreation: &none, AllowCreateOrganization: &no}); err != nil {
+		return fmt.Errorf("letting the user %q own nothing: %w", name, err)
+	}
+	return nil
 }
 
 // AddCollaborator lets user into repo with "read", "write" or "admin".

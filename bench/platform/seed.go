@@ -35,6 +35,22 @@ const (
 	StatusSecret = "gitea-status"
 )
 
+// Bot is a user of Gitea that the factory acts as, with all that it may do.
+type Bot struct {
+	User   string
+	Secret string // in the namespace gitea
+	Scope  gitea.AccessTokenScope
+	Repos  map[string]gitea.AccessMode
+}
+
+// Bots are all there are. None may have a repository of its own.
+var Bots = []Bot{
+	{parts.ReaderName, ReaderSecret, "read:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeRead, AppsRepo: gitea.AccessModeRead}},
+	{parts.WriterName, WriterSecret, "write:repository", map[string]gitea.AccessMode{AppsRepo: gitea.AccessModeWrite}},
+	// Who writes a status may write the repository; the branch is protected from it.
+	{parts.StatusName, StatusSecret, "write:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeWrite}},
+}
+
 // seed brings Gitea to what production has: two repositories, three bots, and
 // webhook #1, by which a push to the records reaches Argo CD.
 func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err error) {
@@ -55,39 +71,33 @@ func (p Platform) seed(ctx context.Context, log io.Writer) (changed bool, err er
 			return changed, err
 		}
 	}
-	for _, bot := range []struct {
-		user, secret string
-		scope        gitea.AccessTokenScope
-		repos        map[string]gitea.AccessMode
-	}{
-		{parts.ReaderName, ReaderSecret, "read:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeRead, AppsRepo: gitea.AccessModeRead}},
-		{parts.WriterName, WriterSecret, "write:repository", map[string]gitea.AccessMode{AppsRepo: gitea.AccessModeWrite}},
-		// Who writes a status may write the repository; the branch is protected from it.
-		{parts.StatusName, StatusSecret, "write:repository", map[string]gitea.AccessMode{SourceRepo: gitea.AccessModeWrite}},
-	} {
-		token, err := p.Secret(ctx, "gitea", bot.secret, "token")
+	for _, bot := range Bots {
+		token, err := p.Secret(ctx, "gitea", bot.Secret, "token")
 		if err != nil {
 			return changed, err
 		}
 		if token.IsZero() {
-			if token, err = admin.CreateUser(ctx, bot.user, bot.scope); err != nil {
+			if token, err = admin.CreateUser(ctx, bot.User, bot.Scope); err != nil {
 				return changed, err
 			}
-			_, err := p.SetSecret(ctx, "gitea", bot.secret, nil, map[string]string{"token": token.Reveal()})
-			if err := note(true, bot.user, err); err != nil {
-				return changed, err
-			}
-		}
-		for repo, access := range bot.repos {
-			if err := admin.AddCollaborator(ctx, repo, bot.user, access); err != nil {
+			_, err := p.SetSecret(ctx, "gitea", bot.Secret, nil, map[string]string{"token": token.Reveal()})
+			if err := note(true, bot.User, err); err != nil {
 				return changed, err
 			}
 		}
-		if bot.user == parts.ReaderName {
+		if err := admin.LetOwnNothing(ctx, bot.User); err != nil {
+			return changed, err
+		}
+		for repo, access := range bot.Repos {
+			if err := admin.AddCollaborator(ctx, repo, bot.User, access); err != nil {
+				return changed, err
+			}
+		}
+		if bot.User == parts.ReaderName {
 			// Argo CD reads the repositories as this bot.
 			for name, repo := range map[string]string{"repo-apps": AppsRepo, "repo-source": SourceRepo} {
 				did, err := p.SetSecret(ctx, nsArgoCD, name, map[string]string{"argocd.argoproj.io/secret-type": "repository"}, map[string]string{
-					"type": "git", "url": GiteaURL + "/" + repo + ".git", "username": bot.user, "password": token.Reveal(),
+					"type": "git", "url": GiteaURL + "/" + repo + ".git", "username": bot.User, "password": token.Reveal(),
 				})
 				if err := note(did, name, err); err != nil {
 					return changed, err
