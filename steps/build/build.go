@@ -12,10 +12,14 @@
 //   - The registry cache is a help, never a need: a build goes on without it.
 //   - A cache mount (RUN --mount=type=cache) is the repository's own: no other
 //     repository's build on the same buildkitd sees it, whatever id it names.
+//   - So is what buildkitd remembers of RUN instructions: a result comes from the
+//     cache only when a build of the same repository made it.
 package build
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -206,6 +210,7 @@ func frontendAttrs(log *slog.Logger, src source, o Options) (map[string]string, 
 		attrs["build-arg:"+name] = value
 	}
 	attrs[cacheMountsArgument] = cacheMounts(o.Repository)
+	attrs["hostname"] = hostname(o.Repository)
 	return attrs, chooseFrontend(log, o.Frontends, src, attrs)
 }
 
@@ -218,6 +223,16 @@ const cacheMountsArgument = "build-arg:BUILDKIT_CACHE_MOUNT_NS"
 // of another's, so that "team" cannot reach the mount "x" of "team/app" by the id "app/x":
 // a name holds no colon.
 func cacheMounts(r image.Repository) string { return r.String() + ":" }
+
+// hostname is what RUN instructions see as the machine's name. It is part of the key that
+// their results are cached by, which leaves out the contents of secrets and cache mounts,
+// the namespace of these, and the proxy (BuildKit, solver/llbsolver/ops/exec.go): without
+// it one app could run another's instruction first, over a cache mount that it has filled,
+// and the other would be given that result.
+func hostname(r image.Repository) string {
+	sum := sha256.Sum256([]byte(r.String()))
+	return "build-" + hex.EncodeToString(sum[:16])
+}
 
 // cacheTag names the build cache beside the images; it can never be a sha12.
 const cacheTag = "buildcache"

@@ -227,6 +227,34 @@ func TestCacheMounts(t *testing.T) {
 	}
 }
 
+// An app that runs another's instruction first, over what it has put into the cache mount
+// and secret of the same name, does not have its result taken for the other's.
+func TestResultsAreNotShared(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "s")
+	if err := os.WriteFile(secret, []byte("poison-secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const instruction = base + "RUN --mount=type=cache,id=shared,target=/c --mount=type=secret,id=s ls /c > /result; cat /run/secrets/s >> /result\n"
+	o := prepare(t, map[string]string{"app/Dockerfile": strings.Replace(base, "\n", " AS first\n", 1) +
+		"RUN --mount=type=cache,id=shared,target=/c touch /c/poison-file; echo done > /done\n" + strings.Replace(instruction, "\n", "\nCOPY --from=first /done /done\n", 1)})
+	o.Secrets = Secrets{"s": secret}
+	// COPY comes first, so that the folder is filled; the other copies the same file.
+	if _, img := mustBuild(t, o); content(t, img)["result"] != "poison-file\npoison-secret" {
+		t.Fatalf("the attacker's own result is %q", content(t, img)["result"])
+	}
+	victim := o
+	victim.Dir, victim.Repository.Name = t.TempDir(), o.Repository.Name+"/victim"
+	victim.Secrets = Secrets{"s": filepath.Join(t.TempDir(), "s")}
+	if err := os.WriteFile(victim.Secrets["s"], []byte("victims-own"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(t, victim.Dir, "app/Dockerfile", strings.Replace(instruction, "\n", "\nCOPY done /done\n", 1))
+	write(t, victim.Dir, "app/done", "done\n")
+	if _, img := mustBuild(t, victim); content(t, img)["result"] != "victims-own" {
+		t.Errorf("the victim's result is %q", content(t, img)["result"])
+	}
+}
+
 // The cache in the registry serves a daemon that has none.
 func TestRegistryCache(t *testing.T) {
 	for _, mode := range []Cache{CacheMin, CacheMax} {
