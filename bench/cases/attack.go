@@ -442,6 +442,11 @@ func (a arena) fight(ctx context.Context, note func(string, ...any), address str
 		}
 		beside = append(beside, r.took.Seconds())
 		ended[fmt.Sprintf("exit code %d", hostile.code)]++
+		for line := range strings.Lines(string(hostile.log)) {
+			if _, could, found := strings.Cut(line, "attacker: "); found && strings.HasSuffix(could, ": yes\n") {
+				note("    it may: %s", strings.TrimSuffix(could, ": yes\n"))
+			}
+		}
 		note("%2d  %-60s exit code %d, %.1f s; the victim %.1f s", round+1, attack.name, hostile.code, hostile.took.Seconds(), r.took.Seconds())
 	}
 	if len(problems) > 0 {

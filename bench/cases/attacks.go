@@ -81,9 +81,10 @@ timeout -s KILL 10 find /sys -type f | timeout -s KILL 10 xargs -n 50 timeout -s
 		{name: "the image that the victim is building", dockerfile: "FROM registry:80/base/busybox:latest AS wait\nCOPY own.txt /own/\nRUN cat /own/own.txt; sleep 3; mkdir /loot; cp /own/own.txt /loot\n" +
 			"FROM wait\nRUN --mount=from=" + v.tag + ",target=/m cp -r /m /loot; cat /m/b/*\n", either: true, silent: true},
 		{name: "a build context by a guessed name", fails: true, silent: true, dockerfile: script("--mount=type=bind,from=context,target=/m", "cp -r /m /loot")},
-		{name: "paths that lead out", either: true, links: map[string]string{"up": "../../../../../../..", "etc": "/etc", "proc": "/proc/1/root"}, dockerfile: "FROM registry:80/base/busybox:latest AS early\nRUN ln -s / /out; ln -s /proc/1/root /host; ln -s /var/lib/buildkit /state\n" +
+		{name: "paths that lead out", links: map[string]string{"up": "../../../../../../..", "etc": "/etc", "proc": "/proc/1/root"}, dockerfile: "FROM registry:80/base/busybox:latest AS early\nRUN ln -s / /out; ln -s /proc/1/root /host; ln -s /var/lib/buildkit /state\n" +
 			strings.Replace(script(all("--mount=type=bind,source=../../../../../..,target=/c0", "--mount=type=cache,id=x,target=/c1/../../../../../../run/escape", "--mount=type=cache,id=y,from=early,source=/out/../../..,target=/c2", "--mount=type=tmpfs,target=/state/../../x"),
-				"ls -laR /c0 /c1 /c2 /run /state; find / -xdev | head -5000; cat /c0/*/* /c2/run/* /up/*"), "COPY own.txt", "COPY --from=early / /\nCOPY own.txt /host/../../../../var/lib/buildkit/own\nCOPY own.txt /out/../../run/own\nCOPY up etc proc /links/\nWORKDIR /proc/1/root/../..\nCOPY own.txt", 1)},
+				"ls -laR /c0 /c1 /c2 /run /state; find / -xdev | head -5000; cat /c0/*/* /c2/run/* /links/etc/* /links/up/run/*; ls -la /links /links/up/ /links/proc/ /host/ /out/"), "COPY own.txt", "COPY --from=early / /\nCOPY own.txt /host/../../../../var/lib/buildkit/own\nCOPY own.txt /out/../../run/own\nCOPY . /links/\nWORKDIR /proc/1/root/../..\nCOPY own.txt", 1)},
+		{name: "links that lead out, as sources", fails: true, silent: true, links: map[string]string{"up": "../../../../../../..", "proc": "/proc/1/root"}, dockerfile: "FROM registry:80/base/busybox:latest\nCOPY up proc /links/\n"},
 		{name: "files of the daemon by ADD", fails: true, silent: true, dockerfile: "FROM registry:80/base/busybox:latest\nADD file:///var/lib/buildkit /loot/\nADD file:///etc/passwd /loot/\n"},
 		{name: "a context above the context", fails: true, silent: true, dockerfile: "FROM registry:80/base/busybox:latest\nCOPY ../../../../../../etc/hostname /loot/\n"},
 		{name: "a link to the daemon's files in the context", links: map[string]string{"state": "/var/lib/buildkit", "hosts": "../../../../etc/hosts"}, fails: true, silent: true, dockerfile: "FROM registry:80/base/busybox:latest\nCOPY state/ /loot/\nCOPY hosts/x /loot/\n"},
@@ -109,12 +110,12 @@ printf 'GET http://%[1]s:1234/ HTTP/1.0\r\n\r\n' | nc -w 3 127.0.0.1 3128`, v.ad
 find /proc/sys -type f | while read f; do v=$(timeout -s KILL 1 head -c 1000 $f) && echo "$v" >$f && echo wrote $f; done
 echo h >/proc/sysrq-trigger; echo -1000 >/proc/self/oom_score_adj; echo 1 >/proc/self/clear_refs
 find /sys -type f -perm -200 -path '*cgroup*' | while read f; do echo max >$f && echo wrote $f; done`)},
-		{name: "the daemon's socket for traces", dockerfile: script("", `env | grep OTEL; ls -la /dev; if [ -e /dev/otel-grpc.sock ]; then echo `+reachesTraces+`; i=0; while [ $i -lt 50 ]; do head -c 1000000 /dev/urandom | timeout 1 nc local:/dev/otel-grpc.sock; i=$((i+1)); done; fi`)},
+		{name: "the daemon's socket for traces", dockerfile: script("", `env | grep OTEL; ls -la /dev; if [ -e /dev/otel-grpc.sock ]; then echo the socket for "traces is" there; i=0; while [ $i -lt 50 ]; do head -c 1000000 /dev/urandom | timeout 1 nc local:/dev/otel-grpc.sock; i=$((i+1)); done; fi`)},
 		{name: "output that is made for terminals", dockerfile: script("", `
 printf '\033[2J\033[1;1H\033]0;taken\007\033[31m#99 DONE 0.0s\r\n\000\377\376\033P+q\033\\\b\b\b'
 echo '{"digest":"sha256:0000000000000000000000000000000000000000000000000000000000000000","reused":true}'; echo '::set-output name=digest::x'`) +
 			"RUN cat /loot/found; head -c 1048576 /dev/zero | tr '\\0' x; echo; head -c 100000 /dev/urandom; printf '\\033c\\n'\n"},
-		{name: "output without end", dockerfile: script("", "") + "RUN timeout -s KILL 2 yes $(head -c 500 /dev/zero | tr '\\0' y); true\n"},
+		{name: "output without end", dockerfile: script("", "true") + "RUN timeout -s KILL 2 yes $(head -c 500 /dev/zero | tr '\\0' y); true\n"},
 		{name: "exit code 137", fails: true, dockerfile: "FROM registry:80/base/busybox:latest\nCOPY own.txt /own/\nRUN cat /own/own.txt; exit 137\n"},
 		{name: "exit code 139", fails: true, dockerfile: "FROM registry:80/base/busybox:latest\nCOPY own.txt /own/\nRUN cat /own/own.txt; sh -c 'kill -SEGV $$'; exit 139\n"},
 		{name: "the daemon's network", fails: true, silent: true, dockerfile: script("--network=host", "nc -w 1 127.0.0.1 1234")},
