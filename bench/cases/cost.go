@@ -67,6 +67,8 @@ const directZone = "bench-direct"
 
 // egressCost builds in turn on the factory's daemon, through the gateway, and on one
 // beside it whose RUN instructions have the network of their pod, without a NetworkPolicy.
+// What the gateway needs for 200 downloads at once a test beside it shows
+// (steps/egress/gateway, TestMemory).
 func egressCost(ctx context.Context, w *World) (saw string, err error) {
 	defer finally(ctx, &err, func(ctx context.Context) error {
 		_, err := w.Kubectl.Run(ctx, nil, "delete", "namespace", directZone, "--ignore-not-found", "--timeout=120s")
