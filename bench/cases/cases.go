@@ -34,7 +34,7 @@ type Case struct {
 const limit = 10 * time.Minute
 
 // All are the scenarios in the order in which they run.
-var All = slices.Concat(gateCases, webhookCases, recordCases, workflowCases, faultCases, egressCases, securityCases, zoneCases, escapeCases, builderCases, privilegeCases)
+var All = slices.Concat(gateCases, webhookCases, recordCases, workflowCases, faultCases, egressCases, securityCases, zoneCases, escapeCases, attackCases, costCases, builderCases, privilegeCases)
 
 // Select gives the scenarios whose name matches the regular expression somewhere,
 // as in "^W1$". It is an error when none does.
@@ -60,6 +60,8 @@ type Report struct {
 	Cases []Result `json:"cases"`
 	// Pushes are the figures of the scenario ten-pushes, if it ran to its end.
 	Pushes *Measured `json:"tenPushes,omitempty"`
+	// Costs are those of the scenario egress-cost, as far as it came.
+	Costs []Cost `json:"egressCost,omitempty"`
 }
 
 // Result is what came of one scenario.
@@ -158,6 +160,7 @@ func (c Case) run(ctx context.Context, out io.Writer, d demo.Demo, report *Repor
 		if w.measured != nil {
 			report.Pushes = w.measured
 		}
+		report.Costs = append(report.Costs, w.costs...)
 		// kubectl and git, killed by the deadline, do not say that it was the deadline.
 		if err != nil && ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
 			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)

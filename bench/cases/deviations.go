@@ -2,10 +2,7 @@ package cases
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -108,14 +105,6 @@ func deviationsNeeded(ctx context.Context, w *World) (saw string, err error) {
 // instructions has a builder run what Dockerfiles run: as root, as another user, with
 // files of others, with a cache.
 func (w *World) instructions(ctx context.Context, pod string) error {
-	dir, err := os.MkdirTemp("", "fabrique-instructions-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	if err := os.Mkdir(filepath.Join(dir, "app"), 0o755); err != nil {
-		return err
-	}
 	text := "FROM " + w.Refs["base/busybox"] + `
 COPY --chown=1000:1000 Dockerfile /x/
 RUN chown 1000:1000 /x && su -s /bin/sh nobody -c id && chroot / true # ` + nonce() + `
@@ -123,14 +112,11 @@ RUN --mount=type=cache,target=/c --mount=type=tmpfs,target=/t touch /c/a /t/b
 USER 1000
 RUN id
 `
-	if err := os.WriteFile(filepath.Join(dir, "app", "Dockerfile"), []byte(text), 0o644); err != nil {
-		return err
-	}
 	// The daemon may be ready and its port not yet forwarded.
 	return action.Poll(ctx, 20*time.Second, func(ctx context.Context) error {
-		log, err := direct{namespace: deviationsNamespace, pod: pod, app: attacker, image: "bench-escape/" + nonce(), dir: dir}.build(ctx, w)
+		log, err := w.buildAt(ctx, deviationsNamespace, pod, map[string]string{"Dockerfile": text})
 		if err != nil && strings.Contains(log, "ERROR") {
-			return &action.Final{Err: errors.New(tail(log))}
+			return &action.Final{Err: err}
 		}
 		return err
 	})

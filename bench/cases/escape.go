@@ -23,7 +23,6 @@ import (
 	"fabrique/manifests/buildkitd"
 	"fabrique/manifests/zone"
 	"fabrique/steps/egress"
-	"fabrique/steps/runnetwork"
 )
 
 // escapeCases are the ways out of a RUN instruction.
@@ -31,13 +30,11 @@ var escapeCases = []Case{
 	{Name: "escape", Title: "no way leads out of a RUN instruction but to what is listed, and each does without its lock", Limit: 25 * time.Minute, Run: escape},
 }
 
-var runProxy = runnetwork.ProxyURL
-
 const (
 	escapeNamespace = "fabrique-escape"
 	escapeDomain    = "escape.example" // its names the cluster's DNS gets from the sink
 	attacker        = "attacker"       // the app that builds
-	victim          = "victim"         // one with a list of its own
+	favoured        = "victim"         // one with a list of its own
 )
 
 // Names that the gateway's lists know, or not, and where they lead: addresses of the
@@ -127,7 +124,7 @@ func escape(ctx context.Context, w *World) (saw string, err error) {
 	}
 	if err := w.Reconfigure(ctx, io.Discard, demo.Settings{
 		Allow: []egress.Destination{name("listed"), plain("listed", "80"), plain("node", "10250"), plain("metadata", "80"), plain("loop", "9090"), name("service")},
-		Apps:  map[string][]egress.Destination{victim: {name("victim")}},
+		Apps:  map[string][]egress.Destination{favoured: {name("victim")}},
 	}); err != nil {
 		return "", err
 	}
@@ -246,13 +243,13 @@ func escape(ctx context.Context, w *World) (saw string, err error) {
 		ways++
 		out, err := w.demand(ctx, zone.Builder, builder+"-0", d)
 		if err == nil && strings.Contains(out, d.shows) {
-			differences = append(differences, fmt.Sprintf("%s: %s: %s", d.name, mustNot, tail(out)))
+			differences = append(differences, fmt.Sprintf("%s: %s: %s", d.name, mustNot, ending([]byte(out))))
 		}
 		if err != nil && !strings.Contains(out, d.refusal) {
-			differences = append(differences, fmt.Sprintf("%s: it should fail with %q: %s", d.name, d.refusal, tail(out)))
+			differences = append(differences, fmt.Sprintf("%s: it should fail with %q: %s", d.name, d.refusal, ending([]byte(out))))
 		}
 		if out, err := w.demand(ctx, escapeNamespace, open.name, d); err != nil || !strings.Contains(out, d.shows) {
-			differences = append(differences, fmt.Sprintf("%s: without its lock it %s: %v: %s", d.name, mustReach, err, tail(out)))
+			differences = append(differences, fmt.Sprintf("%s: without its lock it %s: %v: %s", d.name, mustReach, err, ending([]byte(out))))
 		}
 	}
 	if len(differences) > 0 {
@@ -327,23 +324,10 @@ var answerForm = regexp.MustCompile(`(?m)([A-Za-z][^\t\n]*)\t(reached|not)\t(.*)
 
 // try runs probes in a RUN instruction and gives for each "reached" or "not", and why.
 func (w *World) try(ctx context.Context, namespace, pod, list string) (map[string][2]string, error) {
-	dir, err := os.MkdirTemp("", "fabrique-escape-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	if err := os.Mkdir(filepath.Join(dir, "app"), 0o755); err != nil {
-		return nil, err
-	}
-	for file, text := range map[string]string{
+	log, err := w.buildAt(ctx, namespace, pod, map[string]string{
 		"ways":       list + "# " + nonce() + "\ttcp 127.0.0.1:9\n", // never cached
 		"Dockerfile": "FROM " + w.Refs["bench/probe"] + "\nUSER 0\nCOPY ways /ways\nRUN [\"/probe\", \"many\", \"/ways\"]\n",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, "app", file), []byte(text), 0o644); err != nil {
-			return nil, err
-		}
-	}
-	log, err := direct{namespace: namespace, pod: pod, app: attacker, image: "bench-escape/" + nonce(), dir: dir}.build(ctx, w)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -352,7 +336,7 @@ func (w *World) try(ctx context.Context, namespace, pod, list string) (map[strin
 		answers[f[1]] = [2]string{f[2], f[3]}
 	}
 	if len(answers) == 0 {
-		return nil, fmt.Errorf("the build shows no answers:\n%s", tail(log))
+		return nil, fmt.Errorf("the build shows no answers:\n%s", ending([]byte(log)))
 	}
 	return answers, nil
 }

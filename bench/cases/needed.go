@@ -152,7 +152,7 @@ func noAddresses(ctx context.Context, w *World, forbidden string) (again func(co
 	err = action.Poll(ctx, 2*time.Minute, func(ctx context.Context) error {
 		said, err := w.Kubectl.Run(ctx, nil, "logs", "deployment/"+zone.EgressAddresses, "-n", zone.Egress, "--since-time", since)
 		if err == nil && !strings.Contains(said, forbidden) {
-			err = fmt.Errorf("egress-addresses should say %q; it says %q", forbidden, tail(said))
+			err = fmt.Errorf("egress-addresses should say %q; it says %q", forbidden, ending([]byte(said)))
 		}
 		return err
 	})

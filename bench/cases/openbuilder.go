@@ -5,19 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"fabrique/manifests/buildkitd"
 	"fabrique/manifests/zone"
 )
 
@@ -96,51 +91,30 @@ func (w *World) removeNamespace(name string) func(context.Context) error {
 	}
 }
 
-// direct is a build by the step program on this machine, against one builder, with what
-// the Workflow gives it.
-type direct struct {
-	namespace, pod string
-	app            string // for whom, to the gateway
-	image          string // "name", in the registry
-	dir            string // with the context in app/
-	args           []string
+// buildAt builds one Dockerfile on the daemon in a pod, by the step program as the
+// Workflow runs it, and gives the log. An error is also that the build fails.
+func (w *World) buildAt(ctx context.Context, namespace, pod string, files map[string]string) (log string, err error) {
+	a, leave, err := w.arena(ctx, attacker)
+	if err != nil {
+		return "", err
+	}
+	defer leave()
+	a.reach = w.daemonAt(namespace, pod)
+	for file, text := range files {
+		if err := writeAt(filepath.Join(a.dir, "app", file), text); err != nil {
+			return "", err
+		}
+	}
+	image := "bench-escape/" + nonce()
+	b, err := a.build(ctx, image, anyRevision, a.dir)
+	if err != nil {
+		return string(b.log), err
+	}
+	if b.code != 0 {
+		return string(b.log), fmt.Errorf("buildkit-build ended with %d:\n%s", b.code, ending(b.log))
+	}
+	return string(b.log), a.remove(ctx, image, b.digest)
 }
 
-// revision is any: nothing of a direct build comes from a repository.
+// anyRevision is for builds of which nothing comes from a repository.
 const anyRevision = "7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210"
-
-// build runs the program and gives what it wrote beside its result.
-func (d direct) build(ctx context.Context, w *World) (log string, err error) {
-	address, stop, err := w.Kubectl.Forward(ctx, d.namespace, "pod/"+d.pod, buildkitd.Port)
-	if err != nil {
-		return "", err
-	}
-	defer stop()
-	key, err := w.Secret(ctx, zone.Workflows, zone.EgressSecret, zone.EgressKey)
-	if err != nil {
-		return "", err
-	}
-	file := filepath.Join(d.dir, "egress-key")
-	if err := os.WriteFile(file, []byte(key.Reveal()), 0o600); err != nil {
-		return "", err
-	}
-	defer os.Remove(file)
-	program := filepath.Join(filepath.Dir(w.Fabrique), "buildkit-build")
-	cmd := exec.CommandContext(ctx, program, append([]string{
-		"--address", "tcp://" + address, "--dir", d.dir, "--context", "app", "--plain-http", "--cache", "off", "--revision", anyRevision,
-		"--image", "registry:80/" + d.image, "--app", d.app, "--workflow", d.image[strings.LastIndex(d.image, "/")+1:],
-		"--proxy", runProxy, "--egress-key-file", file,
-	}, d.args...)...)
-	var said strings.Builder
-	cmd.Stderr, cmd.Stdout = &said, io.Discard
-	if err := cmd.Run(); err != nil {
-		return said.String(), fmt.Errorf("running buildkit-build: %w\n%s", err, tail(said.String()))
-	}
-	return said.String(), nil
-}
-
-// tail gives the last lines of a log.
-func tail(log string) string {
-	lines := strings.Split(strings.TrimSpace(log), "\n")
-	return strings.Join(lines[max(0, len(lines)-15):], "\n")
-}

@@ -31,6 +31,7 @@ type World struct {
 	Out   io.Writer   // for progress
 
 	measured *Measured
+	costs    []Cost
 }
 
 // enter reaches Gitea and brings the working copies to what main is. The way to

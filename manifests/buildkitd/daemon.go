@@ -57,11 +57,11 @@ func Objects(c config.Config) ([]any, error) {
 		// A builder that fills its volume builds nothing more: a fifth is for the build at hand.
 		c.Builder.MaxCacheBytes = size.Value() / 5 * 4
 	}
-	text, err := generate(c, network{Mode: "cni", Config: configDir + "/" + networkFile, Bin: pluginDir})
+	text, err := generate(c, network{Mode: "cni", Config: configDir + "/" + networkFile, Bin: pluginDir}, &otel{SocketPath: runnetwork.TraceSocket})
 	if err != nil {
 		return nil, err
 	}
-	conf, err := runnetwork.Conf(runnetwork.Socket)
+	conf, err := runnetwork.Conf(runnetwork.Socket, runnetwork.TraceSocket)
 	if err != nil {
 		return nil, fmt.Errorf("generating the network of RUN instructions: %w", err)
 	}

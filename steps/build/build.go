@@ -10,10 +10,16 @@
 //   - The image carries the revision and the source key as labels, and is a
 //     single manifest for one platform (adr-0095 §2, "écart assumé").
 //   - The registry cache is a help, never a need: a build goes on without it.
+//   - A cache mount (RUN --mount=type=cache) is the repository's own: no other
+//     repository's build on the same buildkitd sees it, whatever id it names.
+//   - So is what buildkitd remembers of RUN instructions: a result comes from the
+//     cache only when a build of the same repository made it.
 package build
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -203,7 +209,29 @@ func frontendAttrs(log *slog.Logger, src source, o Options) (map[string]string, 
 	for name, value := range o.BuildArgs {
 		attrs["build-arg:"+name] = value
 	}
+	attrs[cacheMountsArgument] = cacheMounts(o.Repository)
+	attrs["hostname"] = hostname(o.Repository)
 	return attrs, chooseFrontend(log, o.Frontends, src, attrs)
+}
+
+// cacheMountsArgument is what the frontend puts before the id of a cache mount, with a
+// "/" between (Dockerfile reference, BUILDKIT_CACHE_MOUNT_NS). Apps cannot set it: package
+// buildarg refuses such names.
+const cacheMountsArgument = "build-arg:BUILDKIT_CACHE_MOUNT_NS"
+
+// cacheMounts gives a repository's namespace for them. No repository's is the beginning
+// of another's, so that "team" cannot reach the mount "x" of "team/app" by the id "app/x":
+// a name holds no colon.
+func cacheMounts(r image.Repository) string { return r.String() + ":" }
+
+// hostname is what RUN instructions see as the machine's name. It is part of the key that
+// their results are cached by, which leaves out the contents of secrets and cache mounts,
+// the namespace of these, and the proxy (BuildKit, solver/llbsolver/ops/exec.go): without
+// it one app could run another's instruction first, over a cache mount that it has filled,
+// and the other would be given that result.
+func hostname(r image.Repository) string {
+	sum := sha256.Sum256([]byte(r.String()))
+	return "build-" + hex.EncodeToString(sum[:16])
 }
 
 // cacheTag names the build cache beside the images; it can never be a sha12.

@@ -174,6 +174,87 @@ func TestSecrets(t *testing.T) {
 	fails(t, err, step.ExitInvalid, `reading the build secret "netrc": open /no/such/file: no such file or directory`)
 }
 
+// A cache mount is its repository's own, also against the ids that would lead from one
+// namespace into another. It is no part of the image, and changes nothing about the
+// cache of layers.
+func TestCacheMounts(t *testing.T) {
+	const mount = "RUN --mount=type=cache,target=/c"
+	o := prepare(t, map[string]string{"app/Dockerfile": base + mount + ",id=shared echo mine > /c/file\n"})
+	owner := o.Repository.Name + "/app"
+	o.Repository.Name = owner
+	_, img := mustBuild(t, o)
+	raw, err := img.RawConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(raw); strings.Contains(text, "CACHE_MOUNT_NS") || strings.Contains(text, o.Repository.String()) {
+		t.Errorf("the namespace is in the image: %s", text)
+	}
+	o.Revision = "8" + revision[1:]
+	if again, _ := mustBuild(t, o); again.Cached < 1 {
+		t.Errorf("the same instructions are not cached: %+v", again)
+	}
+
+	look := func(repository image.Name, id, revision string) string {
+		t.Helper()
+		o := o
+		o.Dir, o.Repository.Name, o.Revision = t.TempDir(), repository, gitref.Revision(revision)
+		write(t, o.Dir, "app/Dockerfile", base+mount+",id="+id+" cat /c/file > /seen || echo nothing > /seen # "+revision+"\n")
+		_, img := mustBuild(t, o)
+		return content(t, img)["seen"]
+	}
+	if got := look(owner, "shared", "9"+string(revision[1:])); got != "mine\n" {
+		t.Errorf("the repository finds %q in its own cache mount", got)
+	}
+	parent, _, _ := strings.Cut(string(owner), "/")
+	for i, attempt := range []struct {
+		repository image.Name
+		id         string
+	}{
+		{owner + "2", "shared"},
+		{owner + "/sub", "shared"},
+		{image.Name(parent), "shared"},
+		{image.Name(parent), "app/shared"},
+		{image.Name(parent), "app:/shared"},
+		{image.Name(parent), "../app:/shared"},
+		{owner + "2", cacheMounts(o.Repository) + "/shared"},
+		{owner + "2", "/shared"},
+		{owner + "2", "../" + cacheMounts(o.Repository) + "/shared"},
+	} {
+		if got := look(attempt.repository, attempt.id, fmt.Sprintf("a%d", i)+string(revision[2:])); got != "nothing\n" {
+			t.Errorf("%s finds %q by the id %s", attempt.repository, got, attempt.id)
+		}
+	}
+}
+
+// An app that runs another's instruction first, over what it has put into the cache mount
+// and secret of the same name, does not have its result taken for the other's.
+func TestResultsAreNotShared(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "s")
+	if err := os.WriteFile(secret, []byte("poison-secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const instruction = base + "RUN --mount=type=cache,id=shared,target=/c --mount=type=secret,id=s ls /c > /result; cat /run/secrets/s >> /result\n"
+	o := prepare(t, map[string]string{"app/Dockerfile": strings.Replace(base, "\n", " AS first\n", 1) +
+		"RUN --mount=type=cache,id=shared,target=/c touch /c/poison-file; echo done > /done\n" + strings.Replace(instruction, "\n", "\nCOPY --from=first /done /done\n", 1)})
+	o.Secrets = Secrets{"s": secret}
+	// COPY comes first, so that the folder is filled; the other copies the same file.
+	if _, img := mustBuild(t, o); content(t, img)["result"] != "poison-file\npoison-secret" {
+		t.Fatalf("the attacker's own result is %q", content(t, img)["result"])
+	}
+	victim := o
+	victim.Dir, victim.Repository.Name = t.TempDir(), o.Repository.Name+"/victim"
+	victim.Secrets = Secrets{"s": filepath.Join(t.TempDir(), "s")}
+	if err := os.WriteFile(victim.Secrets["s"], []byte("victims-own"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(t, victim.Dir, "app/Dockerfile", strings.Replace(instruction, "\n", "\nCOPY done /done\n", 1))
+	write(t, victim.Dir, "app/done", "done\n")
+	if _, img := mustBuild(t, victim); content(t, img)["result"] != "victims-own" {
+		t.Errorf("the victim's result is %q", content(t, img)["result"])
+	}
+}
+
 // The cache in the registry serves a daemon that has none.
 func TestRegistryCache(t *testing.T) {
 	for _, mode := range []Cache{CacheMin, CacheMax} {

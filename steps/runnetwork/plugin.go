@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,11 +51,17 @@ func up(args *skel.CmdArgs) error {
 	return result(args, c, "lo")
 }
 
-// add opens the port inside the namespace and hands it to the relay.
+// add opens the port inside the namespace and hands it to the relay, and takes the
+// daemon's socket for traces away from the instruction.
 func add(args *skel.CmdArgs) error {
 	c, err := parse(args)
 	if err != nil {
 		return err
+	}
+	if c.TraceSocket != "" {
+		if err := os.Remove(c.TraceSocket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("closing the daemon's socket for traces: %w", err)
+		}
 	}
 	err = within(args.Netns, func() error {
 		if err := loopbackUp(); err != nil {

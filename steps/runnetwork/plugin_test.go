@@ -41,7 +41,8 @@ func TestRunInstruction(t *testing.T) {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 	}
-	conf, err := Conf(socket)
+	traces := filepath.Join(dir, "traces.sock")
+	conf, err := Conf(socket, traces)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestRunInstruction(t *testing.T) {
 		t.Fatal(err)
 	}
 	daemon, err := parts.StartBuildKit(context.WithoutCancel(t.Context()), parts.MinimalBuildKitConfig+fmt.Sprintf(
-		"[worker.oci]\n  networkMode = \"cni\"\n  cniConfigPath = %q\n  cniBinaryPath = %q\n", filepath.Join(dir, "net.json"), bin))
+		"[otel]\n  socketPath = %q\n[worker.oci]\n  networkMode = \"cni\"\n  cniConfigPath = %q\n  cniBinaryPath = %q\n", traces, filepath.Join(dir, "net.json"), bin))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +73,7 @@ func TestRunInstruction(t *testing.T) {
 		"another address": {"nc -w 3 198.51.100.1 80", false, "Network is unreachable"},
 		"echo request":    {"ping -c 1 -W 2 198.51.100.1", false, "Network is unreachable"},
 		"daemon's ports":  {"nc -w 3 127.0.0.1 80", false, "Connection refused"},
+		"daemon's traces": {"test ! -e /dev/otel-grpc.sock", true, ""},
 		"no network":      {"--network=none nc -w 3 127.0.0.1 3128", false, "Connection refused"},
 		"host's network":  {"--network=host true", false, "network.host is not allowed"},
 	} {

@@ -37,21 +37,30 @@ const (
 // share.
 const Socket = "/run/run-network/relay.sock"
 
+// TraceSocket is where the daemon listens for traces (buildkitd.toml, otel.socketPath).
+// BuildKit mounts it into every RUN instruction, where anybody may send it as many as the
+// daemon's memory takes, and has no setting against that. It does without when the socket
+// is not there as an instruction starts: the plugin, which comes first, removes it.
+const TraceSocket = "/run/buildkit/otel-grpc.sock"
+
 // conf is the network's configuration as the plugin reads it.
 type conf struct {
 	types.PluginConf
-	Socket string `json:"socket"` // of the relay
+	Socket      string `json:"socket"`      // of the relay
+	TraceSocket string `json:"traceSocket"` // to remove; empty for none
 }
 
 // Conf gives the network's configuration, for buildkitd.toml's cniConfigPath; socket is
-// where the relay listens, as [Socket].
-func Conf(socket string) ([]byte, error) {
+// where the relay listens, as [Socket], and traces where the daemon does for traces, as
+// [TraceSocket].
+func Conf(socket, traces string) ([]byte, error) {
 	text, err := json.MarshalIndent(struct {
-		Version string `json:"cniVersion"`
-		Name    string `json:"name"`
-		Type    string `json:"type"`
-		Socket  string `json:"socket"`
-	}{current.ImplementedSpecVersion, Plugin, Plugin, socket}, "", "  ")
+		Version     string `json:"cniVersion"`
+		Name        string `json:"name"`
+		Type        string `json:"type"`
+		Socket      string `json:"socket"`
+		TraceSocket string `json:"traceSocket"`
+	}{current.ImplementedSpecVersion, Plugin, Plugin, socket, traces}, "", "  ")
 	return append(text, '\n'), err
 }
 
