@@ -14,8 +14,10 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -271,5 +273,45 @@ func TestFrame(t *testing.T) {
 		if got := isReply(test.frame, test.from, test.id); got != test.want {
 			t.Errorf("%s: %v", test.name, got)
 		}
+	}
+}
+
+// A proxy without a policy leads everywhere: to what a redirect names, and to a name that
+// is asked for without TLS in a tunnel.
+func TestOpenProxy(t *testing.T) {
+	s := openSink(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const at = "127.0.0.1:3129"
+	cmd := exec.Command("nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", s.PID()), self, "proxy", at)
+	cmd.Env = append(os.Environ(), program+"=1")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	for range 100 {
+		if _, failed := probe(t, s, "", "tcp", at); !failed {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	one, two := s.Address(0).String(), s.Address(1).String()
+	for args, want := range map[string]string{
+		"follow http://" + at + " http://" + one + "/redirect?to=http://" + two + "/": "reached: http://" + two + "/ answers 200 OK",
+		"connect http://" + at + " " + one + ":80 http host.example":                  "reached: 200 OK " + sink.Marker,
+		"follow http://" + at + " http://" + one + ":9/":                              "probe: it answers 500",
+	} {
+		if out, _ := probe(t, s, "", strings.Fields(args)...); !strings.HasPrefix(out, want) {
+			t.Errorf("%s: %q, want %q", args, out, want)
+		}
+	}
+	seen, err := s.Seen(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(seen, func(r sink.Request) bool { return r.Kind == "http" && r.Name == "host.example" }) {
+		t.Errorf("the sink has not been asked for host.example: %+v", seen)
 	}
 }
