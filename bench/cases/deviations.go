@@ -27,7 +27,6 @@ func strict(setting string) func(*corev1.SecurityContext) {
 	no, user := false, zone.User
 	return map[string]func(*corev1.SecurityContext){
 		"allowPrivilegeEscalation=true": func(s *corev1.SecurityContext) { s.AllowPrivilegeEscalation = &no },
-		"procMount=Unmasked":            func(s *corev1.SecurityContext) { s.ProcMount = nil },
 		"runAsGroup=0":                  func(s *corev1.SecurityContext) { s.RunAsGroup = &user },
 		"runAsNonRoot=false":            func(s *corev1.SecurityContext) { s.RunAsNonRoot = nil }, // the pod's holds, which is true
 		"runAsUser=0":                   func(s *corev1.SecurityContext) { s.RunAsUser, s.RunAsNonRoot = &user, nil },
@@ -106,7 +105,11 @@ func deviationsNeeded(ctx context.Context, w *World) (saw string, err error) {
 // files of others, with a cache.
 func (w *World) instructions(ctx context.Context, pod string) error {
 	text := "FROM " + w.Refs["base/busybox"] + `
+WORKDIR /a/b
+COPY Dockerfile /y/
 COPY --chown=1000:1000 Dockerfile /x/
+# Setuid programs work, and what nobody says the group of is root's.
+RUN grep -q 'NoNewPrivs:.0' /proc/self/status && test "$(stat -c %u:%g / /a /a/b /y /y/Dockerfile | sort -u)" = 0:0
 RUN chown 1000:1000 /x && su -s /bin/sh nobody -c id && chroot / true # ` + nonce() + `
 RUN --mount=type=cache,target=/c --mount=type=tmpfs,target=/t touch /c/a /t/b
 USER 1000

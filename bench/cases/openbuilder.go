@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -111,10 +112,20 @@ func (w *World) buildAt(ctx context.Context, namespace, pod string, files map[st
 		return string(b.log), err
 	}
 	if b.code != 0 {
-		return string(b.log), fmt.Errorf("buildkit-build ended with %d:\n%s", b.code, ending(b.log))
+		return string(b.log), fmt.Errorf("buildkit-build ended with %d: %s", b.code, because(b.log))
 	}
 	return string(b.log), a.remove(ctx, image, b.digest)
 }
 
 // anyRevision is for builds of which nothing comes from a repository.
 const anyRevision = "7222512345e2aa0b8d4f6c1e9037b5d8a6c4f210"
+
+// because gives the message of the last line of a step's log, which says why it ended.
+func because(log []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
+	var last struct{ Msg string }
+	if json.Unmarshal([]byte(lines[len(lines)-1]), &last) != nil || last.Msg == "" {
+		return ending(log)
+	}
+	return last.Msg
+}

@@ -44,14 +44,13 @@ const ofRun = "RUN instructions have it by BuildKit's default, and runc gives no
 // Deviations lists all, each with its reason. None is privileged: true.
 func Deviations(c config.Config) []Deviation {
 	all := []Deviation{
-		{"allowPrivilegeEscalation=true", "Kubernetes wants it along with SYS_ADMIN, and RUN instructions use programs such as su"},
+		{"allowPrivilegeEscalation=true", "without it no RUN instruction could use a setuid program, such as sudo"},
 		{"appArmorProfile=Unconfined", "the container runtime's own profile forbids every mount"},
 	}
 	for _, one := range capabilities {
 		all = append(all, Deviation{"capabilities.add=" + string(one.name), one.reason})
 	}
 	return append(all,
-		Deviation{"procMount=Unmasked", "RUN instructions have a /proc of their own, which the kernel mounts only where nothing of this one is covered; Kubernetes allows it without the node's user namespace only"},
 		Deviation{"runAsGroup=0", asRoot}, Deviation{"runAsNonRoot=false", asRoot}, Deviation{"runAsUser=0", asRoot},
 		Deviation{"seccompProfile=" + string(seccomp(c).Type), "the container runtime's own profile forbids keyctl and pivot_root, with which runc starts RUN instructions; these have BuildKit's own profile"},
 	)
@@ -66,7 +65,7 @@ func seccomp(c config.Config) *corev1.SeccompProfile {
 	return &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}
 }
 
-const asRoot = "layers hold files of any user; root of the pod's user namespace is no user of the node's"
+const asRoot = "layers hold files of any user, and what nobody says the owner of is root's; root of the pod's user namespace is no user of the node's"
 
 // security is the daemon's container's.
 func security(c config.Config) *corev1.SecurityContext {
@@ -78,7 +77,6 @@ func security(c config.Config) *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		RunAsUser: &root, RunAsGroup: &root, RunAsNonRoot: &no, AllowPrivilegeEscalation: &yes, ReadOnlyRootFilesystem: &yes,
 		Capabilities:    &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: add},
-		ProcMount:       ptr(corev1.UnmaskedProcMount),
 		SeccompProfile:  seccomp(c),
 		AppArmorProfile: &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeUnconfined},
 	}

@@ -78,7 +78,7 @@ func TestPodSecurity(t *testing.T) {
 		t.Errorf("only %d pods were looked at", pods)
 	}
 	want := map[string][]string{"buildkitd": {
-		"allowPrivilegeEscalation != false", "forbidden AppArmor profile", "procMount", "seccompProfile", "unrestricted capabilities",
+		"allowPrivilegeEscalation != false", "forbidden AppArmor profile", "seccompProfile", "unrestricted capabilities",
 	}}
 	if diff := cmp.Diff(want, refused, cmp.Transformer("present", func(m map[string][]string) map[string][]string {
 		some := map[string][]string{}
