@@ -60,7 +60,6 @@ var gatewayWays = []struct {
 	{"another port of the listed name", "connect env listed.${DOMAIN}:8443 - -", false},
 	{"IPv4 address", "connect env ${UNLISTED}:443 unlisted.${DOMAIN} unlisted.${DOMAIN}", false},
 	{"listed name's IPv4 address", "connect env ${LISTED_SINK}:443 listed.${DOMAIN} listed.${DOMAIN}", false},
-	{"IPv4 address as a number", "proxy-get env http://${UNLISTED_NUMBER}/", false},
 	{"IPv6 form of an IPv4 address", "connect env [::ffff:${UNLISTED}]:443 unlisted.${DOMAIN} unlisted.${DOMAIN}", false},
 	{"another TLS server name", "connect env listed.${DOMAIN}:443 unlisted.${DOMAIN} unlisted.${DOMAIN}", false},
 	{"no TLS server name", "connect env listed.${DOMAIN}:443 192.0.2.1 unlisted.${DOMAIN}", false},
@@ -108,10 +107,8 @@ func escape(ctx context.Context, w *World) (saw string, err error) {
 		return "", err
 	}
 	secret := "s" + nonce()
-	number := outside.Public(unlistedAt).As4()
 	for key, value := range map[string]string{
 		"DOMAIN": escapeDomain, "SECRET": secret, "UNLISTED": outside.Public(unlistedAt).String(), "LISTED_SINK": outside.Public(listedAt).String(),
-		"UNLISTED_NUMBER": fmt.Sprint(uint32(number[0])<<24 | uint32(number[1])<<16 | uint32(number[2])<<8 | uint32(number[3])),
 	} {
 		places[key] = value
 	}
@@ -269,7 +266,7 @@ type demanded struct {
 // daemonWays are what a Dockerfile asks the daemon for, along with the client's consent.
 var daemonWays = []demanded{
 	{"the daemon's network", `RUN --network=host ["/probe", "read", "/proc/net/dev"]`, "network.host", "eth0:", "network.host is not allowed"},
-	{"no confinement", `RUN --security=insecure ["/probe", "read", "/proc/self/status"]`, "security.insecure", "CapEff:\t000001ffffffffff", "security.insecure is not allowed"},
+	{"no confinement", `RUN --security=insecure ["/probe", "read", "/proc/self/status"]`, "security.insecure", "Seccomp:\t0", "security.insecure is not allowed"},
 	{"the daemon's processes", `RUN ["/probe", "read", "/proc/1/cmdline"]`, "", "buildkitd", ""},
 }
 
@@ -382,23 +379,14 @@ func resolvedBy(ctx context.Context, outside *sink.Sink, prefix string) bool {
 // zoneFile gives the DNS zone of the scenario's names, as CoreDNS reads it. What it does
 // not know it asks the sink for, which sees the name.
 func (w *World) zoneFile(outside *sink.Sink, places map[string]string) string {
-	return fmt.Sprintf(`%s:5353 {
-    hosts {
-        %s listed.%[1]s
-        %s unlisted.%[1]s
-        %s victim.%[1]s
-        %s below.listed.%[1]s
-        %s node.%[1]s
-        %s metadata.%[1]s
-        127.0.0.1 loop.%[1]s
-        %s service.%[1]s
-        ttl 1
-        fallthrough
-    }
-    forward . %s
-}
-`, escapeDomain, outside.Public(listedAt), outside.Public(unlistedAt), outside.Public(victimAt), outside.Public(unlistedAt),
-		places["WORKER"], sink.Metadata, places["API"], outside.Address(listedAt))
+	names := ""
+	for label, address := range map[string]string{
+		"listed": outside.Public(listedAt).String(), "unlisted": outside.Public(unlistedAt).String(), "below.listed": outside.Public(unlistedAt).String(),
+		"victim": outside.Public(victimAt).String(), "node": places["WORKER"], "metadata": sink.Metadata.String(), "loop": "127.0.0.1", "service": places["API"],
+	} {
+		names += "        " + address + " " + label + "." + escapeDomain + "\n"
+	}
+	return escapeDomain + ":5353 {\n    hosts {\n" + names + "        ttl 1\n        fallthrough\n    }\n    forward . " + outside.Address(listedAt).String() + "\n}\n"
 }
 
 const zoneMark = "# " + escapeDomain + "\n"
