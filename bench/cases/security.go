@@ -34,7 +34,13 @@ var securityCases = []Case{
 func restrictions(ctx context.Context, w *World) (saw string, err error) {
 	const own = `"workflowTemplateRef":{"name":"` + workflows.TemplateName + `"}`
 	with := func(more string) string { return `{` + own + `,` + more + `}` }
+	// The status is after the specification, as in "},"status":{…".
+	const stored = `},"status":{"storedWorkflowTemplateSpec":{"entrypoint":"x","templates":[{"name":"x","container":{"image":"registry:80/x","command":["/x"]}}]}`
 	refused := []struct{ name, spec string }{
+		{"a template in its status", `{` + own + stored + `}`},
+		{"steps that were done, in its status", `{` + own + `},"status":{"nodes":{}}`},
+		{"an expression for an argument", with(`"arguments":{"parameters":[{"name":"revision","value":"{{=1+41}}"}]}`)},
+		{"an app of no name", with(`"arguments":{"parameters":[{"name":"app","value":"{{workflow.name}}"}]}`)},
 		{"templates of its own", `{"entrypoint":"x","templates":[{"name":"x","container":{"image":"registry:80/x","command":["/x"]}}]}`},
 		{"templates beside the reference", with(`"templates":[{"name":"x","container":{"image":"registry:80/x","command":["/x"]}}]`)},
 		{"another template", `{"workflowTemplateRef":{"name":"other"}}`},
@@ -59,6 +65,7 @@ func restrictions(ctx context.Context, w *World) (saw string, err error) {
 	}
 	allowed := []struct{ name, spec string }{
 		{"only the reference", `{` + own + `}`},
+		{"a time in its status, as Go clients send it", `{` + own + `},"status":{"startedAt":null,"finishedAt":null}`},
 		{"both arguments", with(`"arguments":{"parameters":[{"name":"revision","value":""},{"name":"app","value":"hello"}]}`)},
 		{"one that is stopped", with(`"shutdown":"Stop"`)},
 	}
@@ -85,6 +92,9 @@ func restrictions(ctx context.Context, w *World) (saw string, err error) {
 	if _, err := w.Kubectl.Run(ctx, nil, "patch", "workflow", "-n", zone.Workflows, name, "--type=merge", "--dry-run=server", "-p", `{"spec":{"podSpecPatch":"{}"}}`); err == nil || !strings.Contains(err.Error(), admission.Name) {
 		return "", fmt.Errorf("a Workflow that runs should not be patched; the API server says: %w", err)
 	}
+	if _, err := w.Kubectl.Run(ctx, nil, "patch", "workflow", "-n", zone.Workflows, name, "--type=merge", "--dry-run=server", "-p", `{"status":{"storedWorkflowTemplateSpec":{"entrypoint":"x"}}}`); err == nil || !strings.Contains(err.Error(), admission.Name) {
+		return "", fmt.Errorf("the template that a Workflow runs by should not be changed; the API server says: %w", err)
+	}
 	if _, err := w.succeeded(ctx, name, limit); err != nil {
 		return "", err
 	}
@@ -103,7 +113,7 @@ func restrictions(ctx context.Context, w *World) (saw string, err error) {
 			return "", fmt.Errorf("a Workflow with %s should be taken once the policy does not hold: %w", c.name, err)
 		}
 	}
-	return fmt.Sprintf("%d ways refused, %d taken, and each of the refused is taken without the policy", len(refused)+1, len(allowed)), nil
+	return fmt.Sprintf("%d ways refused, %d taken, and each of the refused is taken without the policy", len(refused)+2, len(allowed)), nil
 }
 
 // podSecurity holds the pods that run against what their specification and the list of

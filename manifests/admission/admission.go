@@ -3,6 +3,9 @@
 // create a Workflow, as the Sensor may, else chooses images, Secrets to mount and the
 // pods' specification.
 //
+// What a Workflow carries as its status counts as well: Argo keeps the template that it
+// runs by there, and takes what it finds for its own. Only its controller writes it.
+//
 // Argo's own setting for that, templateReferencing: Strict, holds for all namespaces of
 // a controller and lets a Workflow that names a template patch its pods; this does not.
 package admission
@@ -16,18 +19,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fabrique/manifests/zone"
+	"fabrique/steps/config"
 	"fabrique/workflows"
 )
 
 // Name is that of the policy and its binding.
 const Name = "fabrique-workflows"
 
+// Argo evaluates expressions in arguments, so they are checked before it sees them.
+const (
+	revisionForm = "^([0-9a-f]{40}|[0-9a-f]{64})?$"
+	appForm      = "^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$"
+)
+
 // fields are those that a Workflow may give: which template, with what arguments, and
 // what argo stop, terminate and suspend set.
 var fields = []string{"arguments", "shutdown", "suspend", "workflowTemplateRef"}
 
 // Objects gives the policy and what makes it hold in the namespace (Kubernetes 1.30).
-func Objects() []any {
+func Objects(c config.Config) []any {
 	fail, equivalent := admissionv1.Fail, admissionv1.Equivalent
 	rules := func(resource string) []admissionv1.NamedRuleWithOperations {
 		return []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
@@ -51,8 +61,15 @@ func Objects() []any {
 						Message:    "a Workflow gives here " + strings.Join(fields, ", ") + " and nothing else: no templates, no podSpecPatch, no serviceAccountName; the rest is the factory's template's",
 					},
 					{
-						Expression: fmt.Sprintf(`!has(object.spec.arguments) || object.spec.arguments.all(field, field == "parameters") && (!has(object.spec.arguments.parameters) || object.spec.arguments.parameters.all(p, p.name in [%q, %q] && !has(p.valueFrom)))`, workflows.RevisionParameter, workflows.AppParameter),
-						Message:    "the arguments are " + workflows.RevisionParameter + " and " + workflows.AppParameter + ", each a value",
+						Expression: fmt.Sprintf(`!has(object.spec.arguments) || object.spec.arguments.all(field, field == "parameters") && (!has(object.spec.arguments.parameters) || object.spec.arguments.parameters.all(p, !has(p.valueFrom) && has(p.value) && (p.name == %q && p.value.matches(%q) || p.name == %q && p.value.matches(%q))))`,
+							workflows.RevisionParameter, revisionForm, workflows.AppParameter, appForm),
+						Message: "the arguments are " + workflows.RevisionParameter + ", a full commit id, and " + workflows.AppParameter + ", an app's name; either may be empty",
+					},
+					{
+						Expression: fmt.Sprintf(`request.userInfo.username == %q || (request.operation == "CREATE"
+  ? !has(object.status) || object.status.all(field, field in ["startedAt", "finishedAt"])
+  : has(object.status) == has(oldObject.status) && (!has(object.status) || object.status == oldObject.status))`, c.Cluster.WorkflowController),
+						Message: "the status of a Workflow is its controller's to write (cluster.workflowController names it): to run one again, submit a new one",
 					},
 				},
 			},

@@ -81,7 +81,7 @@ func Objects(c config.Config) ([]any, error) {
 	build := append(slices.Clone(ask), "build", "--no-cache", "--frontend", "dockerfile.v0", "--local", "context="+configDir, "--local", "dockerfile="+configDir)
 	pod := corev1.PodSpec{
 		HostUsers: &no, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
-		SecurityContext: zone.PodSecurity(),
+		SecurityContext: podSecurity(),
 		// Never on a control plane, whatever its taints are.
 		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
@@ -102,16 +102,20 @@ func Objects(c config.Config) ([]any, error) {
 			Ports:           []corev1.ContainerPort{{Name: "grpc", ContainerPort: Port}},
 			StartupProbe:    probe(2, 300, build...),
 			ReadinessProbe:  probe(5, 2, workers...),
-			LivenessProbe:   probe(30, 3, append([]string{pluginDir + "/" + runnetwork.Plugin, "live", "--"}, workers...)...),
+			LivenessProbe:   probe(30, 5, workers...),
 			SecurityContext: security(c),
 			// What the daemon itself gets from outside, by ADD, comes through the gateway too.
 			Env: []corev1.EnvVar{
 				{Name: "HTTP_PROXY", Value: egress.ProxyURL}, {Name: "HTTPS_PROXY", Value: egress.ProxyURL},
 				{Name: "NO_PROXY", Value: registryHost(c)},
+				// git, which ADD runs, reads these.
+				{Name: "http_proxy", Value: egress.ProxyURL}, {Name: "https_proxy", Value: egress.ProxyURL}, {Name: "no_proxy", Value: registryHost(c)},
 			},
-			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("256Mi"),
-			}},
+			Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("256Mi")},
+				// Instructions count too: one that takes all there is must not take the node's.
+				Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(c.Cluster.BuilderMemory)},
+			},
 			VolumeMounts: []corev1.VolumeMount{
 				{Name: "config", MountPath: configDir, ReadOnly: true},
 				{Name: "plugins", MountPath: pluginDir, ReadOnly: true},
@@ -172,9 +176,17 @@ func helper(name, image string, restart *corev1.ContainerRestartPolicy, mount co
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 			corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi"),
-		}},
+		}, Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("256Mi")}},
 		VolumeMounts: []corev1.VolumeMount{mount},
 	}
+}
+
+// podSecurity is that of every other pod, without the group of volumes: Kubernetes would
+// give all files of the cache to it at each start, and so change layers.
+func podSecurity() *corev1.PodSecurityContext {
+	s := zone.PodSecurity()
+	s.FSGroup = nil
+	return s
 }
 
 func empty(name string) corev1.Volume {

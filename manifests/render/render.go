@@ -97,7 +97,7 @@ func groups(c config.Config) (map[string][]any, error) {
 	return map[string][]any{
 		"manifests/zones.yaml":            zone.Objects(c),
 		"manifests/policies.yaml":         policy.Objects(c),
-		"manifests/admission.yaml":        admission.Objects(),
+		"manifests/admission.yaml":        admission.Objects(c),
 		"manifests/eventbus.yaml":         bus.Objects(c),
 		"manifests/buildkitd.yaml":        daemon,
 		"manifests/egress.yaml":           egress.Objects(c),

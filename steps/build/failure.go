@@ -23,7 +23,7 @@ var (
 		"connection refused", "connection reset", "i/o timeout", "no such host", "TLS handshake", "broken pipe",
 		"unexpected EOF", "error reading from server", "network is unreachable", "no route to host",
 		"no space left on device", "500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable",
-		"504 Gateway", "429 Too Many Requests", "failed to push", "failed to do request",
+		"504 Gateway", "429 Too Many Requests", "failed to push", "failed to do request", "CNI setup error",
 	}
 	// What a Dockerfile may not ask for, or does not say right. Errors with a
 	// place in the Dockerfile need no phrase.

@@ -61,6 +61,11 @@ type Cluster struct {
 	WorkflowsURL string `yaml:"workflowsURL"` // of an Argo server, for the links on commits; empty for none
 	Schedule     string `yaml:"schedule"`     // of the run without an event, five fields of cron(5)
 	StorageClass string `yaml:"storageClass"` // empty for the cluster's default
+	// WorkflowController is the user that Argo's controller is to the API server.
+	WorkflowController string `yaml:"workflowController"`
+	// BuilderMemory is the most that a buildkitd and the instructions that it runs use
+	// together, a Kubernetes quantity.
+	BuilderMemory string `yaml:"builderMemory"`
 	// BuilderSeccomp is a seccomp profile for buildkitd on the nodes, below the kubelet's
 	// folder for them; empty for none.
 	BuilderSeccomp string     `yaml:"builderSeccomp"`
@@ -191,7 +196,8 @@ func defaults() Config {
 		},
 		Egress: defaultEgress(),
 		Cluster: Cluster{
-			Builders:   1,
+			Builders:           1,
+			WorkflowController: "system:serviceaccount:argo:argo", BuilderMemory: "4Gi",
 			Schedule:   "*/10 * * * *",
 			Webhook:    Webhook{MaxPayloadBytes: 1 << 20},
 			EventBus:   EventBus{Version: "latest", Storage: "1Gi"},
@@ -321,6 +327,9 @@ func (c *Config) checkCluster(d *decoder) {
 	if c.Cluster.WorkflowsURL != "" {
 		parsed(d, "cluster.workflowsURL", &c.Cluster.WorkflowsURL, ParseWorkflowsURL)
 	}
+	if s := c.Cluster.WorkflowController; !userForm.MatchString(s) {
+		d.problem("cluster.workflowController", "%q is no user of the API server; want as in system:serviceaccount:argo:argo", step.Clip(s))
+	}
 	if s := c.Cluster.BuilderSeccomp; s != "" && !seccompForm.MatchString(s) {
 		d.problem("cluster.builderSeccomp", "%q is no file below the kubelet's folder for profiles; want as in profiles/buildkitd.json", step.Clip(s))
 	}
@@ -333,7 +342,7 @@ func (c *Config) checkCluster(d *decoder) {
 	if !versionForm.MatchString(c.Cluster.EventBus.Version) {
 		d.problem("cluster.eventBus.version", "%q is no version; want one that Argo Events' configuration lists", c.Cluster.EventBus.Version)
 	}
-	for field, quantity := range map[string]string{"cluster.eventBus.storage": c.Cluster.EventBus.Storage, "cluster.buildCache.storage": c.Cluster.BuildCache.Storage} {
+	for field, quantity := range map[string]string{"cluster.eventBus.storage": c.Cluster.EventBus.Storage, "cluster.buildCache.storage": c.Cluster.BuildCache.Storage, "cluster.builderMemory": c.Cluster.BuilderMemory} {
 		if !quantityForm.MatchString(quantity) {
 			d.problem(field, "%q is no quantity; want a whole number and Mi, Gi or Ti, as in 50Gi", quantity)
 		}
@@ -350,6 +359,9 @@ var (
 )
 
 // all gives the references by their field's name.
+// userForm is that of a service account, or of a certificate's name.
+var userForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:._@-]{0,252}$`)
+
 // seccompForm is a relative path without ".." in it.
 var seccompForm = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)*$`)
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -19,8 +18,6 @@ const help = `The network of RUN instructions: a loopback interface, on which on
 
   run-network install DIR     puts the plugin into DIR, where buildkitd looks for it (cniBinaryPath)
   run-network relay           takes connections from the ports that the plugin opens, until SIGTERM
-  run-network live            fails when the relay has restarted since the container's first process started;
-                              then runs the command that follows --, if any
 
 Called by the name of a plugin, run-network or loopback, with CNI_COMMAND set, it is that plugin.
 
@@ -72,20 +69,7 @@ func Execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	relay.Flags().StringVar(&gateway, "gateway", "", "the egress gateway's proxy port, host:port")
 	relay.Flags().StringVar(&socket, "socket", Socket, "where the plugin finds the relay")
-	live := &cobra.Command{
-		Use: "live [-- COMMAND ...]", Short: "Tell whether the relay is still the one that the daemon knows",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			ran = true
-			if err := Live(Socket, 1); err != nil || len(args) == 0 {
-				return err
-			}
-			if err := syscall.Exec(args[0], args, os.Environ()); err != nil {
-				return step.Invalidf("running %s: %w", args[0], err)
-			}
-			return nil
-		},
-	}
-	root.AddCommand(install, relay, live)
+	root.AddCommand(install, relay)
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	root.SetOut(stdout)
 	root.SetErr(stderr)

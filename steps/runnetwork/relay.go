@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,9 +45,26 @@ var idForm = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,128}$`)
 
 const (
 	dialTimeout = 10 * time.Second
-	// maxConnections bounds those of one RUN instruction.
-	maxConnections = 512
+	// maxConnections bounds those of one RUN instruction, maxTogether those of all.
+	maxConnections, maxTogether = 512, 2048
+	// farewell is how long a client may go on after the gateway has ended its side: that
+	// has said all it has to say, and the client may hold the connection for nothing.
+	farewell = 10 * time.Second
 )
+
+// passing tells of errors of accept(2) that others' connections cause, and their end mends.
+func passing(err error) bool {
+	return slices.ContainsFunc([]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// pause waits a moment before the next try.
+func (r *Relay) pause(ctx context.Context, doing string, err error) {
+	r.log.Warn(doing+": trying again", "error", err.Error())
+	select {
+	case <-ctx.Done():
+	case <-time.After(200 * time.Millisecond):
+	}
+}
 
 // Relay takes connections from the ports that the plugin opened and makes one to the
 // gateway for each.
@@ -57,11 +75,13 @@ type Relay struct {
 	mu    sync.Mutex
 	ports map[string]func() // by id: closes the port and what came through it
 	work  sync.WaitGroup
+
+	together chan struct{} // holds one for each connection
 }
 
 // NewRelay gives a relay to the gateway at host:port.
 func NewRelay(log *slog.Logger, gateway string) *Relay {
-	return &Relay{log: log, gateway: gateway, ports: map[string]func(){}}
+	return &Relay{log: log, gateway: gateway, ports: map[string]func(){}, together: make(chan struct{}, maxTogether)}
 }
 
 // Run listens on the socket until the context ends, then closes all ports. Exit codes:
@@ -82,9 +102,13 @@ func (r *Relay) Run(ctx context.Context, socket string) error {
 	defer r.closeAll()
 	for {
 		conn, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
+			if passing(err) {
+				r.pause(ctx, "waiting for the plugin", err)
+				continue
 			}
 			return step.Retryf("waiting for the plugin: %w", err)
 		}
@@ -197,10 +221,16 @@ func (r *Relay) open(ctx context.Context, id string, port net.Listener) error {
 				return
 			}
 			conn, err := port.Accept()
+			if ctx.Err() != nil {
+				return
+			}
 			if err != nil {
-				if ctx.Err() == nil {
-					r.log.Error("a port takes no more connections", "id", id, "error", err.Error())
+				<-free
+				if passing(err) {
+					r.pause(ctx, "waiting at a port", err)
+					continue
 				}
+				r.log.Error("a port takes no more connections", "id", id, "error", err.Error())
 				return
 			}
 			r.work.Go(func() {
@@ -225,6 +255,12 @@ func (r *Relay) closeAll() {
 // is closed.
 func (r *Relay) relay(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
+	select {
+	case r.together <- struct{}{}:
+		defer func() { <-r.together }()
+	case <-ctx.Done():
+		return
+	}
 	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
 	far, err := (&net.Dialer{}).DialContext(dialing, "tcp", r.gateway)
 	cancel()
@@ -241,7 +277,11 @@ func (r *Relay) relay(ctx context.Context, conn net.Conn) {
 	defer stop()
 	var both sync.WaitGroup
 	both.Go(func() { pass(far, conn) })
-	both.Go(func() { pass(conn, far) })
+	both.Go(func() {
+		pass(conn, far)
+		// It may still be writing, but nobody reads it.
+		_ = conn.SetDeadline(time.Now().Add(farewell))
+	})
 	both.Wait()
 }
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"fabrique/bench/parts"
 	"fabrique/steps/step"
@@ -167,6 +168,48 @@ func TestClose(t *testing.T) {
 	defer r.mu.Unlock()
 	if len(r.ports) != 1 {
 		t.Errorf("%d ports are left, want 1", len(r.ports))
+	}
+}
+
+// A client that holds its connection when the gateway has ended it is cut off.
+func TestFarewell(t *testing.T) {
+	l := listen(t)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	_, socket, _ := running(t, l.Addr().String())
+	conn, err := net.Dial("tcp", hand(t, socket, "one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	start := time.Now()
+	for time.Since(start) < 2*farewell {
+		if _, err := conn.Write([]byte("x")); err != nil {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Error("the connection is still held")
+}
+
+// Errors that pass do not end a port.
+func TestPassing(t *testing.T) {
+	for err, want := range map[error]bool{
+		&net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.EMFILE)}: true,
+		&net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.ENFILE)}: true,
+		&net.OpError{Op: "accept", Err: net.ErrClosed}:                              false,
+		&net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.EINVAL)}: false,
+	} {
+		if got := passing(err); got != want {
+			t.Errorf("%v: %v, want %v", err, got, want)
+		}
 	}
 }
 

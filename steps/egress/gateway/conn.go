@@ -162,6 +162,7 @@ type watched struct {
 	// first gets what is written, and gives what may go on: nothing until it knows, then
 	// all so far. Nil once it has, or if everything may.
 	first  func([]byte) ([]byte, error)
+	late   *time.Timer  // ends it if first does not know in time; may be nil
 	last   atomic.Int64 // Unix nanoseconds of the last byte
 	closes sync.Once
 
@@ -220,6 +221,9 @@ func (w *watched) open(b []byte) (int, error) {
 		return len(b), nil
 	}
 	w.first = nil
+	if w.late != nil {
+		w.late.Stop()
+	}
 	n, err := w.TCPConn.Write(all)
 	w.passed(n, w.written)
 	if err != nil {
@@ -246,6 +250,9 @@ func (w *watched) Close() error {
 	w.closes.Do(func() {
 		w.mu.Lock()
 		w.timer.Stop()
+		if w.late != nil {
+			w.late.Stop()
+		}
 		w.mu.Unlock()
 		if w.closed != nil {
 			w.closed()

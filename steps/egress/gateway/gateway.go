@@ -45,6 +45,7 @@ const (
 	dialTimeout    = 10 * time.Second // to resolve a name and to be connected
 	idleTimeout    = 5 * time.Minute  // without a byte in either direction
 	headerTimeout  = 10 * time.Second
+	openingTimeout = 30 * time.Second // to begin TLS in a tunnel
 	maxHeaderBytes = 16 << 10
 )
 
@@ -58,6 +59,7 @@ type Gateway struct {
 	dialer net.Dialer
 	count  counters
 	open   sync.Map // of *request
+	openOf sync.Map // app to *atomic.Int64: only apps whose credential was right
 
 	// Tests only: no configuration reaches them.
 	loopback bool          // loopback addresses may be dialled
@@ -139,6 +141,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set("User-Agent", "") // else the transport would give its own
 	}
 	if r.Body != http.NoBody {
+		// A server that does not read it may take it for another request, whose answer would
+		// then wait on the connection for somebody else.
+		r.Close = true
 		r.Body = &counted{ReadCloser: r.Body, n: &one.sent}
 	}
 	defer one.served()
@@ -177,6 +182,8 @@ func malformed(r *http.Request) string {
 		return "want CONNECT host:port for " + r.URL.Scheme
 	case r.URL.User != nil:
 		return "want an address without a user"
+	case (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Body != http.NoBody:
+		return "want " + r.Method + " without a body"
 	}
 	return ""
 }
@@ -221,9 +228,23 @@ func answered(response *http.Response, ctx *goproxy.ProxyCtx) *http.Response {
 	return goproxy.NewResponse(ctx.Req, goproxy.ContentTypeText, http.StatusBadGateway, "")
 }
 
+// share is the part of all tunnels that one app may have open, or all who are not known
+// together: no app shuts the others out.
+const (
+	share  = 4
+	fewest = 16 // however small that part is
+)
+
 // take counts a request among the open ones, unless there are too many.
 func (g *Gateway) take(one *request, most int64) bool {
 	if g.count.open.Add(1) > most {
+		g.count.open.Add(-1)
+		return false
+	}
+	own, _ := g.openOf.LoadOrStore(one.identity.App, new(atomic.Int64))
+	one.own = own.(*atomic.Int64)
+	if one.own.Add(1) > max(most/share, fewest) {
+		one.own.Add(-1)
 		g.count.open.Add(-1)
 		return false
 	}
@@ -253,6 +274,9 @@ func (g *Gateway) dial(ctx context.Context, network, target string) (net.Conn, e
 	if up.first, err = one.opening(); err != nil {
 		tcp.Close()
 		return nil, err
+	}
+	if o := one.target; strings.HasSuffix(o, ":443") || strings.HasSuffix(o, ":80") {
+		up.late = time.AfterFunc(openingTimeout, one.cut)
 	}
 	one.mu.Lock()
 	one.up = up
@@ -313,6 +337,7 @@ type request struct {
 	status  int
 	took    time.Duration // to the answer, if that is the gateway's own
 	taken   bool          // it counts among the open ones
+	own     *atomic.Int64 // how many are open of who asks
 	broken  error         // what broke the answer off
 
 	mu     sync.Mutex
@@ -405,6 +430,7 @@ func (one *request) end(verdict egress.Verdict, text string) {
 		g := one.gateway
 		if one.taken {
 			g.open.Delete(one)
+			one.own.Add(-1)
 			g.count.open.Add(-1)
 		}
 		sent, received := one.sent.Load(), one.received.Load()

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bufio"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -664,5 +665,58 @@ func TestIdleTunnelsEnd(t *testing.T) {
 	}
 	if l := w.lines.wait(t, 1)[0]; l.Sent != 8 || l.Received != 8 {
 		t.Errorf("%+v", l)
+	}
+}
+
+// An app that opens as many tunnels as it can leaves others theirs.
+func TestShare(t *testing.T) {
+	port := tcp(t, echo)
+	w := start(t, egress.Rules{Allow: list("listed.example:%s", port), MaxTunnels: 8 * fewest})
+	w.dns.Set("listed.example", "127.0.0.1")
+	connect := func(app string) int {
+		credential := testKey.Credential(egress.Identity{App: app, Workflow: "push-1"}, time.Now().Add(time.Hour))
+		header := "Basic " + base64.StdEncoding.EncodeToString([]byte(credential.String()))
+		_, r := w.raw("CONNECT listed.example:%s HTTP/1.1\r\nHost: x\r\nProxy-Authorization: %s\r\n\r\n", port, header)
+		response, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode
+	}
+	for i := range 2*fewest + 1 {
+		want := http.StatusOK
+		if i == 2*fewest {
+			want = http.StatusServiceUnavailable
+		}
+		if got := connect("greedy"); got != want {
+			t.Fatalf("tunnel %d: %d, want %d", i, got, want)
+		}
+	}
+	if got := connect("other"); got != http.StatusOK {
+		t.Errorf("another app is turned away: %d", got)
+	}
+}
+
+// A request that a server may answer twice, as it does not read the body, is none; and
+// nothing is sent on a connection after another one with a body.
+func TestBodies(t *testing.T) {
+	connections := make(chan string, 10)
+	port := web(t, func(_ http.ResponseWriter, r *http.Request) { connections <- r.RemoteAddr })
+	w := start(t, egress.Rules{Allow: list("listed.example:%s", port)})
+	w.dns.Set("listed.example", "127.0.0.1")
+	if response, _ := w.ask("GET http://listed.example:%s/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx", port); response.StatusCode != http.StatusBadRequest {
+		t.Errorf("GET with a body: %s", response.Status)
+	}
+	seen := map[string]bool{}
+	for range 3 {
+		response, err := w.client(nil).Post("http://listed.example:"+port+"/", "text/plain", strings.NewReader("posted"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		seen[<-connections] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("3 requests with bodies came by %d connections", len(seen))
 	}
 }

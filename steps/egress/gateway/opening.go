@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -15,14 +16,20 @@ import (
 // opening holds back what a client says first through a tunnel until it is known
 // whether that is for the tunnel's name. One address often serves many names, and the
 // TLS server name (RFC 6066 §3) chooses among them: it must be the one that the policy
-// decided on. Where it is encrypted (RFC 9849), the outer one is another, and refused.
+// decided on. A client that encrypts another one beside it (RFC 9849), or says another
+// in answer to the server's wish for a second beginning, goes unseen.
 type opening struct {
-	target egress.Target
-	held   bytes.Buffer
+	target  egress.Target
+	held    bytes.Buffer
+	records int // in what was read so far
 }
 
-// maxOpening bounds what is held back: a ClientHello and its record headers.
-const maxOpening = 64 << 10
+// Bounds of what is held back: a ClientHello and its record headers, and of how many
+// records it may be cut into, as reading begins anew with each.
+const (
+	maxOpening = 16 << 10
+	maxRecords = 64
+)
 
 // errMore says that what was said so far does not tell.
 var errMore = errors.New("more is to come")
@@ -43,9 +50,14 @@ func (o *opening) check() error {
 		}
 		return nil
 	}
+	records := complete(said)
+	if records == o.records && len(said) < maxOpening {
+		return errMore
+	}
+	o.records = records
 	name, err := serverName(said)
 	switch {
-	case errors.Is(err, errMore) && len(said) < maxOpening:
+	case errors.Is(err, errMore) && len(said) < maxOpening && records < maxRecords:
 		return errMore
 	case err != nil:
 		return o.refuse("what was said through the tunnel is no TLS that the gateway understands")
@@ -63,6 +75,23 @@ func (o *opening) refuse(detail string) error {
 
 // recordHandshake is the first byte of TLS (RFC 8446 §5.1).
 const recordHandshake = 22
+
+// complete tells how many records were said to their end. One that is longer than any may
+// be counts as well: reading it says so.
+func complete(said []byte) (records int) {
+	const header, longest = 5, 1<<14 + 256
+	for len(said) >= header {
+		length := int(binary.BigEndian.Uint16(said[3:]))
+		if length > longest {
+			return records + 1
+		}
+		if len(said) < header+length {
+			break
+		}
+		records, said = records+1, said[header+length:]
+	}
+	return records
+}
 
 // serverName reads the server name of a ClientHello, by the standard library's own
 // reading of it, which then goes no further.
