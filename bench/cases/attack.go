@@ -54,8 +54,8 @@ const (
 // root are those that the base lacks: else runc makes them, at the time of the build.
 const attackedRecipe = `FROM registry:80/base/busybox:latest AS image
 COPY root /
-RUN --mount=type=bind,target=/ctx --mount=type=cache,id=` + attackedCache + `,target=/c --mount=type=secret,id=` + attackedSecret + ` set -e; cp /ctx/cache.txt /c/nonce; export SECRET=$(cat /run/secrets/b); sh -c 'sleep 2' "$SECRET"; echo ran-$((6*7)); cat /ctx/source.txt /c/nonce; mkdir /b; cat /ctx/source.txt /run/secrets/b /c/* | sha256sum >/b/sums; touch -d @0 /b/sums /b
-RUN --mount=type=cache,id=` + attackedCache + `,target=/c set -e; cp /c/nonce /tmp/n; sleep 2; ls /c >/b/cached; cat /c/* /tmp/n | sha256sum >>/b/sums; rm /tmp/n; touch -d @0 /b/sums /b/cached /b /tmp
+RUN --mount=type=bind,target=/ctx --mount=type=cache,id=` + attackedCache + `,target=/c --mount=type=secret,id=` + attackedSecret + ` set -e; cp /ctx/cache.txt /c/nonce; export SECRET=$(cat /run/secrets/b); sh -c 'sleep 1.5' "$SECRET"; echo ran-$((6*7)); cat /ctx/source.txt /c/nonce; mkdir /b; cat /ctx/source.txt /run/secrets/b /c/* | sha256sum >/b/sums; touch -d @0 /b/sums /b
+RUN --mount=type=cache,id=` + attackedCache + `,target=/c set -e; cp /c/nonce /tmp/n; sleep 1; ls /c >/b/cached; cat /c/* /tmp/n | sha256sum >>/b/sums; rm /tmp/n; touch -d @0 /b/sums /b/cached /b /tmp
 FROM image AS shown
 RUN --mount=type=bind,target=/ctx --mount=type=cache,id=` + attackedCache + `,target=/c --mount=type=secret,id=` + attackedSecret + ` mkdir /shown; cp /ctx/source.txt /c/nonce /run/secrets/b /shown
 FROM image
@@ -251,7 +251,7 @@ func (w *World) arena(ctx context.Context, app string) (a arena, leave func(), e
 	if err != nil {
 		return arena{}, nil, err
 	}
-	dir, err := os.MkdirTemp("", "fabrique-bench-")
+	dir, err := os.MkdirTemp("", "fabrique-cases-")
 	if err != nil {
 		return arena{}, nil, err
 	}
