@@ -38,6 +38,7 @@ func restrictions(ctx context.Context, w *World) (saw string, err error) {
 	const stored = `},"status":{"storedWorkflowTemplateSpec":{"entrypoint":"x","templates":[{"name":"x","container":{"image":"registry:80/x","command":["/x"]}}]}`
 	refused := []struct{ name, spec string }{
 		{"a template in its status", `{` + own + stored + `}`},
+		{"another step's template, in its status", `{` + own + `},"status":{"storedTemplates":{"namespaced/` + workflows.TemplateName + `/build":{"name":"build","container":{"image":"registry:80/x","command":["/x"]}}}}`},
 		{"steps that were done, in its status", `{` + own + `},"status":{"nodes":{}}`},
 		{"an expression for an argument", with(`"arguments":{"parameters":[{"name":"revision","value":"{{=1+41}}"}]}`)},
 		{"an app of no name", with(`"arguments":{"parameters":[{"name":"app","value":"{{workflow.name}}"}]}`)},

@@ -3,8 +3,9 @@
 // create a Workflow, as the Sensor may, else chooses images, Secrets to mount and the
 // pods' specification.
 //
-// What a Workflow carries as its status counts as well: Argo keeps the template that it
-// runs by there, and takes what it finds for its own. Only its controller writes it.
+// What a Workflow carries as its status counts as well: Argo keeps the templates that it
+// runs by there, and takes what it finds for its own. Only its controller writes it; argo
+// submit puts the factory's templates there, as they are, and nobody may put others.
 //
 // Argo's own setting for that, templateReferencing: Strict, holds for all namespaces of
 // a controller and lets a Workflow that names a template patch its pods; this does not.
@@ -38,7 +39,7 @@ var fields = []string{"arguments", "shutdown", "suspend", "workflowTemplateRef"}
 
 // Objects gives the policy and what makes it hold in the namespace (Kubernetes 1.30).
 func Objects(c config.Config) []any {
-	fail, equivalent := admissionv1.Fail, admissionv1.Equivalent
+	fail, equivalent, deny := admissionv1.Fail, admissionv1.Equivalent, admissionv1.DenyAction
 	rules := func(resource string) []admissionv1.NamedRuleWithOperations {
 		return []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
 			Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
@@ -50,6 +51,7 @@ func Objects(c config.Config) []any {
 			TypeMeta: zone.Type("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"), ObjectMeta: zone.Meta("", Name),
 			Spec: admissionv1.ValidatingAdmissionPolicySpec{
 				FailurePolicy:    &fail,
+				ParamKind:        &admissionv1.ParamKind{APIVersion: "argoproj.io/v1alpha1", Kind: "WorkflowTemplate"},
 				MatchConstraints: &admissionv1.MatchResources{ResourceRules: rules("workflows"), MatchPolicy: &equivalent},
 				Validations: []admissionv1.Validation{
 					{
@@ -67,9 +69,11 @@ func Objects(c config.Config) []any {
 					},
 					{
 						Expression: fmt.Sprintf(`request.userInfo.username == %q || (request.operation == "CREATE"
-  ? !has(object.status) || object.status.all(field, field in ["startedAt", "finishedAt"])
+  ? !has(object.status) || object.status.all(field, field in ["startedAt", "finishedAt", "storedTemplates"]) && (
+    !has(object.status.storedTemplates) || object.status.storedTemplates.all(key,
+      params.spec.templates.exists(t, key == "namespaced/" + params.metadata.name + "/" + t.name && object.status.storedTemplates[key] == t)))
   : has(object.status) == has(oldObject.status) && (!has(object.status) || object.status == oldObject.status))`, c.Cluster.WorkflowController),
-						Message: "the status of a Workflow is its controller's to write (cluster.workflowController names it): to run one again, submit a new one",
+						Message: "the status of a Workflow is its controller's to write (cluster.workflowController names it), and argo submit puts the template as it is there; to run one again, submit a new one",
 					},
 				},
 			},
@@ -78,6 +82,8 @@ func Objects(c config.Config) []any {
 			TypeMeta: zone.Type("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"), ObjectMeta: zone.Meta("", Name),
 			Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 				PolicyName: Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+				// Found in the namespace of the Workflow.
+				ParamRef: &admissionv1.ParamRef{Name: workflows.TemplateName, ParameterNotFoundAction: &deny},
 				MatchResources: &admissionv1.MatchResources{NamespaceSelector: &metav1.LabelSelector{
 					MatchLabels: map[string]string{corev1.LabelMetadataName: zone.Workflows},
 				}},
