@@ -2,10 +2,7 @@ package cases
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,10 +11,8 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"fabrique/bench/action"
 	"fabrique/bench/sample"
 	"fabrique/manifests/zone"
 )
@@ -158,50 +153,20 @@ func egressCost(ctx context.Context, w *World) (saw string, err error) {
 // directBuilder starts a daemon like the factory's, on the same node, but for the network
 // of RUN instructions, the gateway and the volume.
 func (w *World) directBuilder(ctx context.Context) error {
-	var set appsv1.StatefulSet
-	if err := w.Kubectl.Get(ctx, &set, "statefulset", builder, "-n", zone.Builder); err != nil {
-		return err
-	}
-	var settings corev1.ConfigMap
-	if err := w.Kubectl.Get(ctx, &settings, "configmap", builder, "-n", zone.Builder); err != nil {
-		return err
-	}
-	var own corev1.Pod
-	if err := w.Kubectl.Get(ctx, &own, "pod", builder+"-0", "-n", zone.Builder); err != nil {
-		return err
-	}
-	const file = "buildkitd.toml"
-	plain := regexp.MustCompile(`(?m)^\s*cni(Config|Binary)Path = .*\n`).ReplaceAllString(settings.Data[file], "")
-	plain = regexp.MustCompile(`networkMode = .*`).ReplaceAllString(plain, "networkMode = 'host'")
-	if plain == settings.Data[file] {
-		return errors.New("the factory's daemon should have a network of its own for RUN instructions; its configuration names none")
-	}
-	spec := set.Spec.Template.Spec
-	spec.NodeName, spec.InitContainers = own.Spec.NodeName, nil
-	gone := []string{"plugins", "run-network", "networks"}
-	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v corev1.Volume) bool { return slices.Contains(gone, v.Name) })
-	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: cache, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
-	for i := range spec.Containers {
-		c := &spec.Containers[i]
-		c.LivenessProbe, c.Env = nil, nil
-		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return slices.Contains(gone, m.Name) })
-	}
-	data := map[string]string{file: plain, "Dockerfile": settings.Data["Dockerfile"]}
-	objects := []any{
-		map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": directZone, "labels": map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}}},
-		map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": builder, "namespace": directZone}, "data": data},
-		map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]string{"name": builder + "-0", "namespace": directZone}, "spec": spec},
-	}
-	list, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
+	node, err := w.Kubectl.Run(ctx, nil, "get", "pod", builder+"-0", "-n", zone.Builder, "-o", "jsonpath={.spec.nodeName}")
 	if err != nil {
 		return err
 	}
-	if _, err := w.Kubectl.Run(ctx, list, "apply", "--server-side", "--field-manager", "fabrique-bench", "-f", "-"); err != nil {
-		return err
-	}
-	return action.Poll(ctx, 3*time.Minute, func(ctx context.Context) error {
-		out, err := w.Kubectl.Run(ctx, nil, "wait", "--for=condition=Ready", "pod/"+builder+"-0", "-n", directZone, "--timeout=10s")
-		io.WriteString(w.Out, out)
-		return err
-	})
+	return unlocked{name: builder + "-0", namespace: directZone, toml: func(text string) string {
+		text = regexp.MustCompile(`(?m)^\s*cni(Config|Binary)Path = .*\n`).ReplaceAllString(text, "")
+		return regexp.MustCompile(`networkMode = .*`).ReplaceAllString(text, "networkMode = 'host'")
+	}, pod: func(p *corev1.PodSpec) {
+		p.NodeName, p.InitContainers = node, nil
+		gone := []string{"plugins", "run-network", "networks"}
+		p.Volumes = slices.DeleteFunc(p.Volumes, func(v corev1.Volume) bool { return slices.Contains(gone, v.Name) })
+		for i := range p.Containers {
+			p.Containers[i].Env = nil
+			p.Containers[i].VolumeMounts = slices.DeleteFunc(p.Containers[i].VolumeMounts, func(m corev1.VolumeMount) bool { return slices.Contains(gone, m.Name) })
+		}
+	}}.start(ctx, w)
 }
