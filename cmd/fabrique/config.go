@@ -61,7 +61,8 @@ shown at once, as file:line:column: field: what is wrong; what to do. Nothing is
 			}
 			_, readerErr := conf.ReaderToken()
 			_, writerErr := conf.WriterToken()
-			if err := errors.Join(readerErr, writerErr); err != nil {
+			_, adminErr := conf.AdminToken()
+			if err := errors.Join(readerErr, writerErr, adminErr); err != nil {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s: ok\n", c.configFile)

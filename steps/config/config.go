@@ -51,6 +51,7 @@ type Config struct {
 	Timeouts Timeouts `yaml:"timeouts"`
 	Egress   Egress   `yaml:"egress"`
 	Cluster  Cluster  `yaml:"cluster"`
+	Seed     Seed     `yaml:"seed"`
 }
 
 // Cluster is how the factory runs inside a cluster. Only fabrique render and apply
@@ -195,6 +196,7 @@ func defaults() Config {
 			BuildCache: BuildCache{Storage: "50Gi"},
 			Network:    Network{FQDNPolicies: NoFQDNPolicies},
 		},
+		Seed: defaultSeed(),
 	}
 }
 
@@ -232,7 +234,10 @@ func Parse(file string, data []byte) (Config, error) {
 }
 
 func (c *Config) secretFiles() []*string {
-	var files []*string
+	files := []*string{&c.Seed.AdminTokenFile}
+	for i := range c.Seed.Repositories {
+		files = append(files, &c.Seed.Repositories[i].TokenFile)
+	}
 	for i := range c.Builder.Secrets {
 		files = append(files, &c.Builder.Secrets[i].File)
 	}
@@ -283,6 +288,7 @@ func (c *Config) check(d *decoder) {
 	c.checkSecrets(d)
 	c.checkCluster(d)
 	c.checkEgress(d)
+	c.checkSeed(d)
 	parsed(d, "author.name", &c.Author.Name, ParseAuthorName)
 	parsed(d, "author.email", &c.Author.Email, ParseAuthorEmail)
 	for field, value := range map[string]time.Duration{
