@@ -111,6 +111,9 @@ func (f *forge) failure(what string, answer *sdk.Response, cause error) error {
 		return step.Invalidf("%s: Gitea refuses the administrator's token (401); make a new one", what)
 	case status == http.StatusForbidden:
 		return step.Invalidf("%s: Gitea forbids it (403 %s); the administrator's token needs the scopes write:admin, write:organization, write:repository and write:user", what, said)
+	case status == http.StatusNotFound:
+		// What an item expects not to be there it has asked about before.
+		return step.Retryf("%s: it is not there, or not any more (404 %s)", what, said)
 	case status == http.StatusConflict, status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests, status >= 500, status < 400:
 		return step.Retryf("%s: Gitea answers %d: %s", what, status, said)
 	default:

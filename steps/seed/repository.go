@@ -2,6 +2,7 @@ package seed
 
 import (
 	"context"
+	"crypto/sha1"
 	"errors"
 	"fmt"
 	"strings"
@@ -194,12 +195,24 @@ func (f *firstCommit) Mend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if exists && !empty {
+	if !exists {
+		return step.Retryf("the repository is gone; run this again")
+	}
+	if !empty {
 		return step.Invalidf("%s has commits but no branch %q; push it, or correct apps.branch", f.repo, f.branch)
 	}
-	_, err = f.client.WriteFile(ctx, f.repo, f.branch, gitea.Write{
-		Path: "README.md", Message: "Begin", Author: f.author,
-		Content: []byte("# Apps\n\nOne Argo CD Application for each app. Fabrique writes the deployed revision and digest into them.\n"),
-	})
+	first := gitea.Write{Path: "README.md", Message: "Begin", Author: f.author, Content: []byte(readme)}
+	_, err = f.client.WriteFile(ctx, f.repo, f.branch, first)
+	if errors.Is(err, gitea.ErrConflict) {
+		// Gitea 1.26 stops half-way when its client goes away: git has the commit, and
+		// to Gitea the repository is empty for good. Another commit mends that.
+		first.SHA = fmt.Sprintf("%x", sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(readme), readme)))
+		_, err = f.client.WriteFile(ctx, f.repo, f.branch, first)
+	}
 	return err
 }
+
+const readme = `# Apps
+
+One Argo CD Application for each app. Fabrique writes the deployed revision and digest into them.
+`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -33,11 +34,16 @@ func TestRun(t *testing.T) {
 		"missing in a check": {[]Item{waits(), lost()}, true, []string{"missing waits", "created lost"}, 1},
 		"no retry mends it":  {[]Item{broken(step.Invalidf("a")), lost()}, false, []string{"failed broken", "created lost"}, 2},
 		"a retry may":        {[]Item{broken(step.Invalidf("a")), broken(step.Retryf("b")), broken(step.Invalidf("c"))}, false, []string{"failed broken", "failed broken", "failed broken"}, 1},
+		"a retry does":       {[]Item{&fake{name: "busy", states: []State{absent, absent, ready}, fails: step.Retryf("b"), once: true}}, false, []string{"created busy"}, 0},
 		"it stays different": {[]Item{stubborn(), lost()}, false, []string{"failed stubborn", "created lost"}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said []string
-			report, err := Run(t.Context(), slog.New(slog.DiscardHandler), c.items, c.check, func(o Outcome) { said = append(said, o.Result+" "+o.Item) })
+			var report Report
+			var err error
+			synctest.Test(t, func(t *testing.T) {
+				report, err = Run(t.Context(), slog.New(slog.DiscardHandler), c.items, c.check, func(o Outcome) { said = append(said, o.Result+" "+o.Item) })
+			})
 			if diff := cmp.Diff(c.want, said); diff != "" {
 				t.Error(diff)
 			}
@@ -59,6 +65,7 @@ type fake struct {
 	states  []State // one for each check
 	missing bool
 	fails   error
+	once    bool // it fails the first time only
 	mended  int
 }
 
@@ -73,4 +80,10 @@ func (f *fake) Check(context.Context) (State, error) {
 	}
 	return state, nil
 }
-func (f *fake) Mend(context.Context) error { f.mended++; return f.fails }
+func (f *fake) Mend(context.Context) error {
+	f.mended++
+	if f.once && f.mended > 1 {
+		return nil
+	}
+	return f.fails
+}

@@ -82,6 +82,11 @@ type Report struct {
 // itemTimeout bounds one item; a mirror's first pull is the longest of them.
 const itemTimeout = 15 * time.Minute
 
+// patience is how long a run pauses in all to try again what failed and may be mended
+// by that: Gitea goes on with requests of a run that was killed, and what they leave
+// may come and go for a moment.
+const patience = 20 * time.Second
+
 // Run takes the items in their order and tells report of each. In a check nothing is
 // changed. The error joins those of the items: exit code 1 when a retry may mend one of
 // them, else 2; after a check that finds a difference and no error, 4.
@@ -89,11 +94,21 @@ func Run(ctx context.Context, log *slog.Logger, items []Item, check bool, report
 	r := Report{Check: check, Items: []Outcome{}}
 	var errs []error
 	code := step.ExitOK
+	left := patience
 	for _, item := range items {
 		if ctx.Err() != nil {
 			return r, step.Retryf("seeding: ended before %q: %w", item.Name(), context.Cause(ctx))
 		}
 		outcome, err := one(ctx, item, check)
+		for pause := time.Second; pause <= left && outcome.Result == Failed && step.ExitCode(err) == step.ExitRetry && ctx.Err() == nil; pause *= 2 {
+			log.Warn("trying again", "item", item.Name(), "pause", pause, "because", err.Error())
+			left -= pause
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			outcome, err = one(ctx, item, check)
+		}
 		if err != nil {
 			outcome.Error, outcome.ExitCode = step.Printable(err.Error()), step.ExitCode(err)
 			if code != step.ExitRetry {
