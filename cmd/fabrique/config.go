@@ -61,8 +61,7 @@ shown at once, as file:line:column: field: what is wrong; what to do. Nothing is
 			}
 			_, readerErr := conf.ReaderToken()
 			_, writerErr := conf.WriterToken()
-			_, adminErr := conf.AdminToken()
-			if err := errors.Join(readerErr, writerErr, adminErr); err != nil {
+			if err := errors.Join(readerErr, writerErr); err != nil {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s: ok\n", c.configFile)

@@ -209,7 +209,10 @@ func (f *firstCommit) Mend(ctx context.Context) error {
 		first.SHA = fmt.Sprintf("%x", sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(readme), readme)))
 		_, err = f.client.WriteFile(ctx, f.repo, f.branch, first)
 	}
-	return err
+	if err != nil {
+		return step.Retryf("%w", err) // Gitea also forbids a push that meets one of a killed run
+	}
+	return nil
 }
 
 const readme = `# Apps

@@ -267,7 +267,7 @@ func (w *world) hooks() (ours []*sdk.Hook) {
 	return slices.DeleteFunc(list, func(h *sdk.Hook) bool { return h.Config["url"] != eventsources.URL() })
 }
 
-// ready wants the end state, and that it stays.
+// ready wants the end state.
 func (w *world) ready() {
 	w.Helper()
 	if n := len(w.hooks()); n != 1 {
@@ -283,7 +283,9 @@ func (w *world) ready() {
 	if !regexp.MustCompile(`^[0-9a-f]{64}$`).Match(key) || !bytes.Equal(key, w.get(zone.Egress, zone.EgressSecret).Data["key"]) {
 		w.Errorf("the egress keys are not the same 32 bytes")
 	}
-	w.still()
+	if report, err := w.run(seed.Options{}, true); err != nil {
+		w.Errorf("a check: %v, %v", changed(report), err)
+	}
 }
 
 // may tells what a token may do on a repository: "none", "read" or "write".
