@@ -65,9 +65,10 @@ func (p *protection) Check(ctx context.Context) (State, error) {
 	return state, nil
 }
 
+// names gives a list as one text; to Gitea names differ in more than their case only.
 func names(list []string) string {
-	sorted := slices.Clone(list)
-	slices.SortFunc(sorted, func(a, b string) int { return strings.Compare(strings.ToLower(a), strings.ToLower(b)) })
+	sorted := strings.Fields(strings.ToLower(strings.Join(list, " ")))
+	slices.Sort(sorted)
 	return strings.Join(sorted, " ")
 }
 

@@ -175,3 +175,21 @@ func TestRotate(t *testing.T) {
 	}
 	w.ready()
 }
+
+// An administrator's token needs the scopes that are documented, and no others.
+func TestScopes(t *testing.T) {
+	w := newWorld(t, "scopes", true)
+	api, err := sdk.NewClient(w.gitea.URL, sdk.SetBasicAuth("root", w.gitea.Token.Reveal()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := api.CreateAccessToken(sdk.CreateAccessTokenOption{
+		Name: "scopes", Scopes: []sdk.AccessTokenScope{"write:admin", "write:organization", "write:repository", "write:user"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write(w.config.Seed.AdminTokenFile, token.Token)
+	w.seed(seed.Options{})
+	w.ready()
+}
