@@ -3,10 +3,12 @@
 package eventsources
 
 import (
+	"fmt"
+	"strings"
+
 	events "github.com/argoproj/argo-events/pkg/apis/events/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"strings"
 
 	"fabrique/manifests/zone"
 	"fabrique/steps/config"
@@ -21,6 +23,11 @@ const (
 	// Service is made by Argo Events from the EventSource's name.
 	Service = Name + "-eventsource-svc"
 )
+
+// URL is where webhook #2 delivers to.
+func URL() string {
+	return fmt.Sprintf("http://%s.%s.svc:%d%s", Service, zone.Events, Port, Endpoint)
+}
 
 // Objects gives the EventSource. It is of the type github, whose HMAC over the
 // body Gitea sends too (X-Hub-Signature-256); the plain webhook type compares a

@@ -198,6 +198,10 @@ PASSWORD_HASH_ALGO = pbkdf2_v1
 DISABLE_REGISTRATION = true
 REQUIRE_SIGNIN_VIEW = false
 
+[migrations]
+; an upstream is another part here
+ALLOW_LOCALNETWORKS = true
+
 [webhook]
 ALLOWED_HOST_LIST = *
 DELIVER_TIMEOUT = 5

@@ -1,5 +1,5 @@
 // Package parts starts and stops the real parts that Fabrique runs against:
-// Gitea, a registry on plain HTTP, buildkitd with runc.
+// Gitea, a registry on plain HTTP, buildkitd with runc, and the Kubernetes API alone.
 //
 // A test package hands its TestMain to [Main] and then asks for what it needs:
 //

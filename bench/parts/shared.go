@@ -30,6 +30,7 @@ var (
 	sharedGitea    shared[*GiteaServer]
 	sharedRegistry shared[*RegistryServer]
 	sharedBuildKit shared[*BuildKitDaemon]
+	sharedKubeAPI  shared[*KubeAPIServer]
 )
 
 // Gitea gives the test process's Gitea.
@@ -49,6 +50,12 @@ func Registry(t testing.TB) *RegistryServer {
 func BuildKit(t testing.TB) *BuildKitDaemon {
 	t.Helper()
 	return sharedBuildKit.get(t, func(ctx context.Context) (*BuildKitDaemon, error) { return StartBuildKit(ctx, "") })
+}
+
+// KubeAPI gives the test process's Kubernetes API server.
+func KubeAPI(t testing.TB) *KubeAPIServer {
+	t.Helper()
+	return sharedKubeAPI.get(t, StartKubeAPI)
 }
 
 // Inside reports whether this process runs in the namespaces.

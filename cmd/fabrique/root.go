@@ -60,7 +60,8 @@ Every flag falls back to an environment variable: --some-flag to FABRIQUE_SOME_F
 Exit codes: 0 done, also when there was nothing to do
             1 a failure that a retry may mend (network, server error, deadline)
             2 bad input or configuration
-            3 the source is at fault (Dockerfile missing, build failed)`,
+            3 the source is at fault (Dockerfile missing, build failed)
+            4 a check found a difference (seed --check)`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -75,7 +76,7 @@ Exit codes: 0 done, also when there was nothing to do
 		panic(err) // the flag stands one line above
 	}
 	root.AddCommand(c.initCommand(), c.configCommand(), c.statusCommand(), c.whyCommand(), c.logsCommand(), c.buildCommand(),
-		c.renderCommand(), c.applyCommand(), c.egressCommand(), c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.versionCommand())
+		c.renderCommand(), c.applyCommand(), c.seedCommand(), c.egressCommand(), c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.versionCommand())
 	return root
 }
 

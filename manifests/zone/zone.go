@@ -35,7 +35,7 @@ const (
 	AddressesAccount = EgressAddresses
 )
 
-// The Secrets that the factory reads; fabrique writes no secret, only examples.
+// The Secrets that the factory reads; fabrique seed makes them, fabrique apply does not.
 const (
 	ReaderSecret  = "gitea-reader"  // in Workflows: token
 	WriterSecret  = "gitea-writer"  // in Workflows: token
@@ -46,6 +46,12 @@ const (
 
 // EgressKey is the name in [EgressSecret].
 const EgressKey = "key"
+
+// TokenKey and WebhookKey are the names in the others.
+const (
+	TokenKey   = "token"
+	WebhookKey = "secret"
+)
 
 // Labels that everything of the factory carries; [ManagedBy] tells what "fabrique
 // apply" may remove.
@@ -106,12 +112,11 @@ func ContainerSecurity() *corev1.SecurityContext {
 
 // Objects gives the namespaces and what is in them before anything runs.
 func Objects(c config.Config) []any {
-	objects := []any{
-		namespace(Workflows, "restricted"), namespace(Events, "restricted"), namespace(Egress, "restricted"),
-		// The daemon's deviations from restricted stand at its own manifest.
-		namespace(Builder, "privileged"),
-		quota(Workflows, "60"), quota(Events, "10"), quota(Builder, "10"), quota(Egress, "5"),
+	var objects []any
+	for _, n := range Namespaces() {
+		objects = append(objects, n)
 	}
+	objects = append(objects, quota(Workflows, "60"), quota(Events, "10"), quota(Builder, "10"), quota(Egress, "5"))
 	type account struct {
 		namespace, name string
 		mounted         bool
@@ -195,5 +200,14 @@ func Examples() []any {
 		example(Events, WebhookSecret, "secret", "REPLACE: the secret of webhook #2 in Gitea"),
 		example(Workflows, EgressSecret, EgressKey, "REPLACE: what openssl rand -hex 32 prints"),
 		example(Egress, EgressSecret, EgressKey, "REPLACE: the same"),
+	}
+}
+
+// Namespaces gives the namespaces alone.
+func Namespaces() []*corev1.Namespace {
+	return []*corev1.Namespace{
+		namespace(Workflows, "restricted"), namespace(Events, "restricted"), namespace(Egress, "restricted"),
+		// The daemon's deviations from restricted stand at its own manifest.
+		namespace(Builder, "privileged"),
 	}
 }

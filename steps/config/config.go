@@ -51,6 +51,7 @@ type Config struct {
 	Timeouts Timeouts `yaml:"timeouts"`
 	Egress   Egress   `yaml:"egress"`
 	Cluster  Cluster  `yaml:"cluster"`
+	Seed     Seed     `yaml:"seed"`
 }
 
 // Cluster is how the factory runs inside a cluster. Only fabrique render and apply
@@ -204,6 +205,7 @@ func defaults() Config {
 			BuildCache: BuildCache{Storage: "50Gi"},
 			Network:    Network{FQDNPolicies: NoFQDNPolicies},
 		},
+		Seed: defaultSeed(),
 	}
 }
 
@@ -241,7 +243,10 @@ func Parse(file string, data []byte) (Config, error) {
 }
 
 func (c *Config) secretFiles() []*string {
-	var files []*string
+	files := []*string{&c.Seed.AdminTokenFile}
+	for i := range c.Seed.Repositories {
+		files = append(files, &c.Seed.Repositories[i].TokenFile)
+	}
 	for i := range c.Builder.Secrets {
 		files = append(files, &c.Builder.Secrets[i].File)
 	}
@@ -292,6 +297,7 @@ func (c *Config) check(d *decoder) {
 	c.checkSecrets(d)
 	c.checkCluster(d)
 	c.checkEgress(d)
+	c.checkSeed(d)
 	parsed(d, "author.name", &c.Author.Name, ParseAuthorName)
 	parsed(d, "author.email", &c.Author.Email, ParseAuthorEmail)
 	for field, value := range map[string]time.Duration{
@@ -327,7 +333,7 @@ func (c *Config) checkCluster(d *decoder) {
 	if c.Cluster.WorkflowsURL != "" {
 		parsed(d, "cluster.workflowsURL", &c.Cluster.WorkflowsURL, ParseWorkflowsURL)
 	}
-	if s := c.Cluster.WorkflowController; !userForm.MatchString(s) {
+	if s := c.Cluster.WorkflowController; !accountForm.MatchString(s) {
 		d.problem("cluster.workflowController", "%q is no user of the API server; want as in system:serviceaccount:argo:argo", step.Clip(s))
 	}
 	if s := c.Cluster.BuilderSeccomp; s != "" && !seccompForm.MatchString(s) {
@@ -359,8 +365,8 @@ var (
 )
 
 // all gives the references by their field's name.
-// userForm is that of a service account, or of a certificate's name.
-var userForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:._@-]{0,252}$`)
+// accountForm is that of a service account, or of a certificate's name.
+var accountForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:._@-]{0,252}$`)
 
 // seccompForm is a relative path without ".." in it.
 var seccompForm = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)*$`)

@@ -44,7 +44,7 @@ func TestTemplatePassesTheStrictCheck(t *testing.T) {
 }
 
 // What the template shows as commented-out defaults are the defaults; only the
-// secret and the names under egress are examples.
+// secret, the names under egress and what is seeded are examples.
 func TestTemplateShowsTheDefaults(t *testing.T) {
 	field := regexp.MustCompile(`(?m)^( *)#( {2,}|)([a-z]|- )`)
 	uncommented := field.ReplaceAll(Template(), []byte("$1$2$3"))
@@ -60,6 +60,20 @@ func TestTemplateShowsTheDefaults(t *testing.T) {
 	bare.Egress.Allow = []egress.Destination{"deb.example.net:80"}
 	bare.Egress.Apps = map[string][]egress.Destination{"citation": {"index.example.net:443", "files.example.net:443"}}
 	bare.Egress.DenyCIDRs, bare.Egress.AllowPrivate = []egress.Network{}, []egress.Network{}
+	bare.Seed.AdminTokenFile = "secrets/admin-token"
+	bare.Seed.AppsPushers, bare.Seed.SourcePushers = []string{}, []string{}
+	bare.Seed.Repositories = []SeedRepository{{"cluster/cluster", "https://git.example.org/cluster.git", time.Hour, "mirror", "secrets/upstream-token", ""}}
+	bare.Seed.Derive = []Derivation{{
+		From: SecretName{"databases", "pg-role-pgvector"}, To: SecretName{"search", "pgvector-pg-auth"}, Labels: map[string]string{},
+		Data: map[string]Value{
+			"username": {Key: "username"},
+			"host":     {Text: "pg-rw.databases.svc"},
+			"uri": {URI: URI{
+				Scheme: "postgresql", UserKey: "username", PasswordKey: "password", Host: "pg-rw.databases.svc", Port: 5432, Database: "pgvector",
+				Parameters: map[string]string{"sslmode": "require"},
+			}},
+		},
+	}}
 	if diff := cmp.Diff(bare, full); diff != "" {
 		t.Error(diff)
 	}

@@ -8,6 +8,7 @@ import (
 
 // Environment variables that hold a token when no token file is named.
 const (
+	EnvAdminToken  = "FABRIQUE_ADMIN_TOKEN"  // of an administrator of Gitea, for fabrique seed alone
 	EnvReaderToken = "FABRIQUE_READER_TOKEN" // of the bot that reads both repositories
 	EnvStatusToken = "FABRIQUE_STATUS_TOKEN" // of the bot that writes the statuses on commits
 	EnvWriterToken = "FABRIQUE_WRITER_TOKEN" // of the bot that writes the apps repository

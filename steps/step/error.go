@@ -12,6 +12,7 @@ const (
 	ExitRetry   = 1 // a retry may mend it: network, 5xx, daemon gone, deadline, signal
 	ExitInvalid = 2 // bad input or configuration: a retry is pointless
 	ExitSource  = 3 // the source is at fault: Dockerfile missing, build failed
+	ExitDrift   = 4 // of a check that was asked for, and found something that differs
 )
 
 // codedError carries the exit code with the error, so that wrapping keeps it.
