@@ -103,14 +103,16 @@ func (c Cluster) network(ctx context.Context, log io.Writer) (changed bool, err 
 	return true, os.WriteFile(mark, []byte(now), 0o644)
 }
 
-// noIPv6 keeps IPv6 off a node's bridges.
+// noIPv6 keeps IPv6 off a node's bridges. The chains come before what the kernel's
+// br_netfilter does at priority 0: it takes the packets out of the bridge's hooks, and
+// leads them past all others of that priority.
 const noIPv6 = `table bridge ` + table + ` {
 	chain forward {
-		type filter hook forward priority 0;
+		type filter hook forward priority -200;
 		ether type ip6 drop
 	}
 	chain input {
-		type filter hook input priority 0;
+		type filter hook input priority -200;
 		ether type ip6 drop
 	}
 }
