@@ -157,16 +157,16 @@ func escape(ctx context.Context, w *World) (saw string, err error) {
 
 	var differences []string
 	past := slices.Concat(targets, networkWays)
-	all := listWays(past)
+	through := ""
 	for _, g := range gatewayWays {
-		all += g.name + "\t" + g.probe + "\n"
+		through += g.name + "\t" + g.probe + "\n"
 	}
 
 	// The real one, by all ways at once.
 	if err := outside.Reset(ctx); err != nil {
 		return "", err
 	}
-	said, err := w.try(ctx, zone.Builder, builder+"-0", fill(all, outside, 0, places))
+	said, err := w.try(ctx, zone.Builder, builder+"-0", fill(listWays(past)+through, outside, 0, places))
 	if err != nil {
 		return "", err
 	}
@@ -219,11 +219,7 @@ func escape(ctx context.Context, w *World) (saw string, err error) {
 	if err := outside.Reset(ctx); err != nil {
 		return "", err
 	}
-	all = ""
-	for _, g := range gatewayWays {
-		all += g.name + "\t" + g.probe + "\n"
-	}
-	if said, err = w.try(ctx, escapeNamespace, openProxy.name, fill(all, outside, 2, places)); err != nil {
+	if said, err = w.try(ctx, escapeNamespace, openProxy.name, fill(through, outside, 2, places)); err != nil {
 		return "", err
 	}
 	for _, g := range gatewayWays {

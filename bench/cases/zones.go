@@ -419,15 +419,7 @@ func (w *World) compareZones(ctx context.Context, outside *sink.Sink, rows []kin
 
 // list gives the row's probes, with addresses outside that are its own.
 func (k kind) list(outside *sink.Sink, row int, places map[string]string) string {
-	replace := []string{"${OUTSIDE}", outside.Address(row).String(), "${PUBLIC}", outside.Public(row).String()}
-	for place, address := range places {
-		replace = append(replace, "${"+place+"}", address)
-	}
-	var list strings.Builder
-	for _, t := range targets {
-		fmt.Fprintf(&list, "%s\t%s\n", t.name, strings.NewReplacer(replace...).Replace(t.probe))
-	}
-	return list.String()
+	return fill(listWays(targets), outside, row, places)
 }
 
 const (
