@@ -82,11 +82,7 @@ func inspect(ctx context.Context, ref string, o Options) (Result, error) {
 	if tag.RegistryStr() != string(o.Repository.Registry) {
 		return Result{}, step.Invalidf("parsing the reference: it means the registry %q", tag.RegistryStr())
 	}
-	scheme := "https"
-	if o.PlainHTTP {
-		scheme = "http"
-	}
-	only := &oneScheme{scheme: scheme}
+	only := newScheme(o.PlainHTTP)
 	result, err := read(ctx, tag, only, o)
 	if err != nil {
 		return Result{}, classify(err, only)
@@ -208,6 +204,21 @@ type oneScheme struct {
 
 	mu     sync.Mutex
 	failed error
+}
+
+func newScheme(plainHTTP bool) *oneScheme {
+	if plainHTTP {
+		return &oneScheme{scheme: "http"}
+	}
+	return &oneScheme{scheme: "https"}
+}
+
+// Transport gives what a registry client sends its requests through so that the
+// configuration decides about HTTP or HTTPS, and a function that gives the client's
+// errors the exit codes of [Inspect].
+func Transport(plainHTTP bool) (http.RoundTripper, func(error) error) {
+	only := newScheme(plainHTTP)
+	return only, func(err error) error { return classify(err, only) }
 }
 
 func (s *oneScheme) RoundTrip(r *http.Request) (*http.Response, error) {
