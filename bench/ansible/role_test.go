@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +16,8 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"fabrique/bench/binaries"
 	"fabrique/bench/images"
@@ -260,13 +260,12 @@ func (n *node) deployed(app string) string {
 	}
 	digest := string(records[0].Digest)
 	if digest != "" {
-		answer, err := http.Get("http://registry/v2/" + n.name + "/" + app + "/manifests/" + digest)
+		ref, err := name.NewDigest(parts.RegistryAddress+"/"+n.name+"/"+app+"@"+digest, name.Insecure)
 		if err != nil {
 			n.t.Fatal(err)
 		}
-		defer answer.Body.Close()
-		if body, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusOK {
-			n.t.Errorf("the registry has no %s of %s: %s", digest, app, body)
+		if _, err := remote.Head(ref, remote.WithContext(n.t.Context())); err != nil {
+			n.t.Errorf("the record's image: %v", err)
 		}
 	}
 	return digest
