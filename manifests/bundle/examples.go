@@ -37,7 +37,7 @@ func examples(folder string, allowed []allowance) map[string][]byte {
 }
 
 func commented(comment string, v any) []byte {
-	text := bytes.NewBuffer(fmt.Appendf(nil, exampleHeader, comment))
+	text := bytes.NewBuffer(fmt.Appendf(nil, exampleHeader+"---\n", comment))
 	encoder := yaml.NewEncoder(text)
 	encoder.SetIndent(2)
 	if err := encoder.Encode(v); err != nil {

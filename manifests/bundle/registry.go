@@ -96,7 +96,7 @@ func (p *Plan) Resolve(ctx context.Context, lock Lock, update bool) ([]Outcome, 
 	for _, i := range p.Images {
 		locked := lock.Image(i.Source)
 		descriptor, platforms, err := registry.describe(ctx, i.Mirror)
-		if err != nil && !(errors.Is(err, errNotThere) && (locked == nil || !update)) {
+		if err != nil && !errors.Is(err, errNotThere) {
 			return nil, err
 		}
 		outcome := Outcome{Image: i, Did: "new"}
