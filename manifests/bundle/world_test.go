@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"flag"
-	"math/rand"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,11 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
+	"fabrique/bench/images"
 	"fabrique/bench/parts"
 	"fabrique/steps/config"
 )
@@ -69,34 +66,22 @@ func planned(t testing.TB, prefix string) *Plan {
 	return p
 }
 
-var platforms = []v1.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}}
+var platforms = images.SmallPlatforms
 
-// single makes a small image for a platform, always the same for a seed.
 func single(t testing.TB, seed int64, platform v1.Platform) v1.Image {
 	t.Helper()
-	img, err := random.Image(64, 2, random.WithSource(rand.NewSource(seed)))
+	image, err := images.Small(seed, platform)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file.OS, file.Architecture = platform.OS, platform.Architecture
-	if img, err = mutate.ConfigFile(img, file); err != nil {
-		t.Fatal(err)
-	}
-	return img
+	return image
 }
 
-// index makes a small index with an entry for each platform and an attestation.
 func index(t testing.TB, seed int64) v1.ImageIndex {
 	t.Helper()
-	var index v1.ImageIndex = empty.Index
-	for i, platform := range append(platforms[:2:2], v1.Platform{OS: "unknown", Architecture: "unknown"}) {
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{
-			Add: single(t, seed*10+int64(i), platform), Descriptor: v1.Descriptor{Platform: &platform},
-		})
+	index, err := images.SmallIndex(seed)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return index
 }
@@ -154,16 +139,16 @@ func render(t testing.TB, p *Plan, lock Lock, update bool) Rendered {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var images []Image
+	var resolved []Image
 	for _, o := range outcomes {
-		images = append(images, o.Image)
+		resolved = append(resolved, o.Image)
 	}
 	// Rendering changes the plan's documents: each has one of its own.
 	fresh, err := plan(p.modules, p.options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rendered, err := fresh.Render(images)
+	rendered, err := fresh.Render(resolved)
 	if err != nil {
 		t.Fatal(err)
 	}
