@@ -285,7 +285,7 @@ func (b *bundling) verdict(cmd *cobra.Command, dir string, conf config.Config, l
 	}
 	switch {
 	case len(findings) > 0:
-		return errors.Join(step.Invalidf("verifying %s: %d findings", dir, len(findings)), unasked)
+		return errors.Join(step.Invalidf("verifying %s: what is wrong is listed on standard output: %d", dir, len(findings)), unasked)
 	case unasked != nil:
 		return fmt.Errorf("verifying %s: %w", dir, unasked)
 	}
