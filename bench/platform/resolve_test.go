@@ -26,7 +26,7 @@ func built(t *testing.T) {
 	t.Helper()
 	now, cancel := context.WithCancel(t.Context())
 	cancel() // what is cached needs no time
-	for _, tool := range []tools.Tool{tools.LocalPath, tools.Kustomize, tools.ArgoWorkflows, tools.ArgoEvents, tools.ArgoCD, tools.Kubernetes, tools.NATS, tools.CoreDNS} {
+	for _, tool := range []tools.Tool{tools.LocalPath, tools.ArgoWorkflows, tools.ArgoEvents, tools.ArgoCD, tools.Kubernetes, tools.NATS, tools.CoreDNS} {
 		if _, err := tool.Ensure(now, io.Discard, false); errors.Is(err, context.Canceled) {
 			t.Skipf("the cache has no %s; bin/bench install --cluster makes it", tool.Name)
 		} else if err != nil {

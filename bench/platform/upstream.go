@@ -2,18 +2,17 @@ package platform
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
-	"fabrique/bench/cache"
 	"fabrique/bench/tools"
+	"fabrique/manifests/bundle"
+	k8s "fabrique/manifests/object"
 )
 
 // Namespaces of what comes from elsewhere; upstream's own choice.
@@ -24,46 +23,13 @@ const (
 	nsLocal  = "local-path-storage"
 )
 
-// rendered gives the objects of a kustomization among a tool's copies. The cache
-// keeps what kustomize made of it.
+// rendered gives the objects of a kustomization among a tool's copies.
 func rendered(ctx context.Context, tool tools.Tool, folder string) ([]object, error) {
 	dir, err := tool.Ensure(ctx, io.Discard, false)
 	if err != nil {
 		return nil, err
 	}
-	kustomize, err := tools.Kustomize.Ensure(ctx, io.Discard, false)
-	if err != nil {
-		return nil, err
-	}
-	kept, _, err := cache.Get(ctx, cache.Entry{
-		Name: tool.Name + "-manifests",
-		Key:  cache.Key("1", dir, kustomize, folder),
-		Make: func(ctx context.Context, out string, log io.Writer) error {
-			text, err := exec.CommandContext(ctx, filepath.Join(kustomize, "kustomize"), "build", filepath.Join(dir, folder)).Output()
-			if err != nil {
-				var said *exec.ExitError
-				if errors.As(err, &said) {
-					log.Write(said.Stderr)
-				}
-				return fmt.Errorf("running kustomize on the manifests of %s: %w", tool.Name, err)
-			}
-			return os.WriteFile(filepath.Join(out, "all.yaml"), text, 0o644)
-		},
-	}, io.Discard)
-	if err != nil {
-		return nil, err
-	}
-	text, err := os.ReadFile(filepath.Join(kept, "all.yaml"))
-	if err != nil {
-		return nil, err
-	}
-	return parse(text, nil)
-}
-
-func namespace(name, level string) object {
-	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{
-		"name": name, "labels": map[string]any{"pod-security.kubernetes.io/enforce": level},
-	}}
+	return bundle.Kustomize(filepath.Join(dir, folder))
 }
 
 func localPath(ctx context.Context, refs map[string]string) ([]object, error) {
@@ -102,60 +68,46 @@ func localPath(ctx context.Context, refs map[string]string) ([]object, error) {
 }
 
 func workflows(ctx context.Context, refs map[string]string) ([]object, error) {
-	all, err := rendered(ctx, tools.ArgoWorkflows, "manifests/cluster-install")
+	all, err := rendered(ctx, tools.ArgoWorkflows, bundle.Folder)
 	if err != nil {
 		return nil, err
 	}
-	objects := []object{namespace(nsArgo, "restricted")}
-	for _, o := range all {
-		// The server is a web interface; the command line does without it.
-		if strings.HasPrefix(o.Name(), "argo-server") {
-			continue
-		}
+	objects, err := bundle.WorkflowsInstall(all, "bench")
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
 		if o.Is("Deployment/workflow-controller") {
-			pod := o.Pod()
-			pod.At("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
-			c := pod.Containers("containers")[0]
+			c := o.Pod().Containers("containers")[0]
 			c["args"] = []any{"--executor-image", refs["bench/argoexec"], "--executor-image-pull-policy", "IfNotPresent"}
 			c.SetEnv("DEFAULT_REQUEUE_TIME", "1s") // 10 s else, in which a finished pod waits for the next
 		}
-		if o.Is("ConfigMap/workflow-controller-configmap") {
-			// The executor's containers too must pass restricted Pod Security.
-			o.At("data")["executor"] = restrictedExecutor
-		}
-		objects = append(objects, o)
 	}
 	return objects, nil
 }
 
-const restrictedExecutor = `securityContext:
-  runAsNonRoot: true
-  allowPrivilegeEscalation: false
-  capabilities: {drop: [ALL]}
-  seccompProfile: {type: RuntimeDefault}
-`
-
 func events(ctx context.Context, refs map[string]string) ([]object, error) {
-	all, err := rendered(ctx, tools.ArgoEvents, "manifests/cluster-install")
+	all, err := rendered(ctx, tools.ArgoEvents, bundle.Folder)
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range all {
+	objects, err := bundle.EventsInstall(all)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
 		switch {
 		case o.Is("ConfigMap/argo-events-controller-config"):
 			if err := setBusVersions(o.At("data"), refs); err != nil {
 				return nil, err
 			}
 		case o.Is("Deployment/controller-manager"):
-			pod := o.Pod()
-			pod.At("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
-			c := pod.Containers("containers")[0]
-			c["securityContext"] = object{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": object{"drop": []any{"ALL"}}}
+			c := o.Pod().Containers("containers")[0]
 			c.SetEnv("ARGO_EVENTS_IMAGE", refs["bench/argo-events"])
 			c.At("readinessProbe")["periodSeconds"] = 1
 		}
 	}
-	return append([]object{namespace(nsEvents, "restricted")}, all...), nil
+	return objects, nil
 }
 
 // BusVersion is the version that an EventBus of kind JetStream asks for.
@@ -186,11 +138,11 @@ func setBusVersions(data object, refs map[string]string) error {
 }
 
 func argoCD(ctx context.Context, _ map[string]string) ([]object, error) {
-	all, err := rendered(ctx, tools.ArgoCD, "manifests/cluster-install")
+	all, err := rendered(ctx, tools.ArgoCD, bundle.Folder)
 	if err != nil {
 		return nil, err
 	}
-	objects := []object{namespace(nsArgoCD, "restricted")}
+	objects := []object{k8s.Namespace(nsArgoCD, "restricted")}
 	for _, o := range all {
 		if o.Kind() != "CustomResourceDefinition" &&
 			(strings.HasPrefix(o.Name(), "argocd-dex") || strings.HasPrefix(o.Name(), "argocd-notifications") || strings.HasPrefix(o.Name(), "argocd-applicationset")) {
