@@ -20,6 +20,7 @@ var Packages = []string{
 	"gcc", "libc6-dev", "pkg-config", "libseccomp-dev", // Gitea's SQLite and runc are built with cgo
 	"debootstrap", "debian-archive-keyring", "busybox-static", // the base images
 	"curl", "time", // the peers in the benchmarks
+	"yamllint", // reads the list that fabrique bundle writes for it
 }
 
 // ClusterPackages are what the cluster needs besides.

@@ -136,16 +136,8 @@ func (b *bundling) write(cmd *cobra.Command) error {
 	}
 	// What goes, goes first, and the lock comes before what it describes: wherever a run
 	// is killed, the next one, with the digests of the lock, ends in the same state.
-	for _, f := range lock.Files {
-		if rendered.Files[f.Path] != nil {
-			continue
-		}
-		switch err := os.Remove(filepath.Join(b.dir, filepath.FromSlash(f.Path))); {
-		case err == nil:
-			fmt.Fprintf(b.stdout, "%-9s %s\n", "removed", filepath.Join(b.dir, f.Path))
-		case !errors.Is(err, fs.ErrNotExist):
-			return step.Invalidf("removing what is no part of the bundle any more: %w", err)
-		}
+	if err := b.removeOld(lock, rendered); err != nil {
+		return err
 	}
 	files := maps.Clone(rendered.Files)
 	files[bundle.LockName] = rendered.Lock.Text()
@@ -155,6 +147,31 @@ func (b *bundling) write(cmd *cobra.Command) error {
 			return err
 		}
 		fmt.Fprintf(b.stdout, "%-9s %s\n", done, filepath.Join(b.dir, file))
+	}
+	return nil
+}
+
+// removeOld takes away the files that the lock lists and that are no part of the bundle
+// any more. A lock has no way to name anything outside the folder.
+func (b *bundling) removeOld(lock bundle.Lock, rendered bundle.Rendered) error {
+	if len(lock.Files) == 0 {
+		return nil
+	}
+	root, err := os.OpenRoot(b.dir)
+	if err != nil {
+		return step.Invalidf("opening the bundle: %w", err)
+	}
+	defer root.Close()
+	for _, f := range lock.Files {
+		if rendered.Files[f.Path] != nil {
+			continue
+		}
+		switch err := root.Remove(filepath.FromSlash(f.Path)); {
+		case err == nil:
+			fmt.Fprintf(b.stdout, "%-9s %s\n", "removed", filepath.Join(b.dir, f.Path))
+		case !errors.Is(err, fs.ErrNotExist):
+			return step.Invalidf("removing what is no part of the bundle any more: %w", err)
+		}
 	}
 	return nil
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"fabrique/bench/debian"
 	k8s "fabrique/manifests/object"
 	"fabrique/steps/image"
 	"fabrique/steps/step"
@@ -357,9 +356,6 @@ func TestParseVersion(t *testing.T) {
 // yamllint, with what it is told, leaves the folder alone; without, it finds something,
 // so that the list is not for nothing.
 func TestYamllintIgnoresTheFolder(t *testing.T) {
-	if err := debian.Install(t.Context(), os.Stderr, "yamllint"); err != nil {
-		t.Fatal(err)
-	}
 	p := planned(t, "lint")
 	fill(t, p)
 	r := render(t, p, Lock{}, false)

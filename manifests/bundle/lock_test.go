@@ -2,6 +2,7 @@ package bundle
 
 import (
 	"bytes"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -172,6 +173,27 @@ func FuzzReplace(f *testing.F) {
 			}
 			if after, err := yaml.Marshal(doc); err != nil || !bytes.Equal(before, after) {
 				t.Errorf("%q became %q, %v", before, after, err)
+			}
+		}
+	})
+}
+
+// What a flag's parser accepts is printed and given on as it is: no spaces, no control
+// characters, and nothing that leaves the folder or names a user.
+func FuzzParsers(f *testing.F) {
+	for _, s := range []string{"platform/bundles", "../x", "https://proxy.example:443", "https://a:b@c:1", modules[Events] + "@v1.2.3", "@"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if got, err := ParseFolder(s); err == nil && (got != s || !filepath.IsLocal(s) || strings.ContainsAny(s, " \n\x00*")) {
+			t.Errorf("the folder %q is accepted", s)
+		}
+		if got, err := ParseVersion(s); err == nil && got.Path+"@"+got.Version != s {
+			t.Errorf("the module %q is read as %v", s, got)
+		}
+		if got, err := ParseOrigin(s); err == nil {
+			if _, err := image.ParseRegistry(string(got.address)); err != nil || strings.Contains(s, "@") {
+				t.Errorf("the registry %q is read as %v", s, got)
 			}
 		}
 	})
