@@ -19,6 +19,7 @@ import (
 // gateCases are the gates of adr-0095.
 var gateCases = []Case{
 	{Name: "manifests", Title: "the API server and argo lint take every file; apply changes nothing twice, mends and prunes", Run: manifests},
+	{Name: "bundle", Title: "the API server takes every file of fabrique bundle, and trivy finds nothing in the roles but what the allow-list says", Run: operators, Limit: 30 * time.Minute},
 	{Name: "new-app", Title: "a record is all that a new app needs", Run: newApp},
 	{Name: "ten-pushes", Title: "ten pushes in a row over two apps each end in pods that run that commit by digest; the other app stays", Limit: 30 * time.Minute, Run: tenPushes},
 	{Name: "bus-keeps", Title: "an event that waits in the bus outlives the bus's restart", Run: busKeeps},

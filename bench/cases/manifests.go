@@ -102,7 +102,12 @@ func (w *World) applies(ctx context.Context, lines ...string) error {
 // fabrique runs the program with the factory's configuration and gives what it
 // writes to standard output.
 func (w *World) fabrique(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, w.Fabrique, append(args, "--config", w.Config())...)
+	return w.fabriqueWith(ctx, w.Config(), args...)
+}
+
+// fabriqueWith is fabrique with another configuration.
+func (w *World) fabriqueWith(ctx context.Context, config string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, w.Fabrique, append(args, "--config", config)...)
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.Output()

@@ -21,6 +21,7 @@ var Packages = []string{
 	"debootstrap", "debian-archive-keyring", "busybox-static", // the base images
 	"curl", "time", // the peers in the benchmarks
 	"ansible-core", "ansible-lint", // the role of bench/ansible
+	"yamllint", // reads the list that fabrique bundle writes for it
 }
 
 // ClusterPackages are what the cluster needs besides.

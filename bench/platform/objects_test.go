@@ -81,7 +81,7 @@ spec:
 	refs := map[string]string{"a": "registry:80/a" + digest, "x.example:5000/b": "registry:80/b" + digest}
 	for _, kind := range []string{"Deployment", "StatefulSet"} {
 		all := objects(t, strings.ReplaceAll(workload, "%KIND", kind))
-		if err := all[0].setImages(refs); err != nil {
+		if err := setImages(all[0], refs); err != nil {
 			t.Fatal(err)
 		}
 		want := objects(t, `
@@ -102,29 +102,12 @@ spec:
 		}
 	}
 	delete(refs, "x.example:5000/b")
-	err := objects(t, strings.ReplaceAll(workload, "%KIND", "Deployment"))[0].setImages(refs)
+	err := setImages(objects(t, strings.ReplaceAll(workload, "%KIND", "Deployment"))[0], refs)
 	if want := `Deployment w: the bench has no image for "x.example:5000/b:2"`; err == nil || err.Error() != want {
 		t.Errorf("an image that is not there: %v, want %s", err, want)
 	}
-	if err := objects(t, "kind: ConfigMap\nmetadata: {name: c}\ndata: {image: other}\n")[0].setImages(nil); err != nil {
+	if err := setImages(objects(t, "kind: ConfigMap\nmetadata: {name: c}\ndata: {image: other}\n")[0], nil); err != nil {
 		t.Errorf("an object without pods: %v", err)
-	}
-}
-
-func TestSetEnv(t *testing.T) {
-	for _, test := range []struct{ name, before, after string }{
-		{"none", "{name: c}", "{name: c, env: [{name: A, value: new}]}"},
-		{"another", "{env: [{name: B, value: old}]}", "{env: [{name: B, value: old}, {name: A, value: new}]}"},
-		{"the same", "{env: [{name: A, value: old}, {name: B, value: old}]}", "{env: [{name: A, value: new}, {name: B, value: old}]}"},
-		{"from elsewhere", "{env: [{name: A, valueFrom: {configMapKeyRef: {name: m, key: k}}}]}", "{env: [{name: A, value: new}]}"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got := objects(t, test.before)
-			got[0].setEnv("A", "new")
-			if diff := cmp.Diff(text(t, objects(t, test.after)), text(t, got)); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
-		})
 	}
 }
 
@@ -198,11 +181,11 @@ spec: {template: {spec: {}}}
 		}
 		var found []string
 		for _, o := range all {
-			if o.pod() != nil {
-				found = append(found, o.at("spec", "template", "metadata", "annotations")["fabrique-bench/config"].(string))
+			if o.Pod() != nil {
+				found = append(found, o.At("spec", "template", "metadata", "annotations")["fabrique-bench/config"].(string))
 			}
 		}
-		if kept := all[2].at("spec", "template", "metadata", "annotations")["kept"]; kept != "yes" {
+		if kept := all[2].At("spec", "template", "metadata", "annotations")["kept"]; kept != "yes" {
 			t.Errorf("an annotation became %v", kept)
 		}
 		return found

@@ -110,11 +110,11 @@ func (p Platform) resolve(ctx context.Context, c component) ([]object, error) {
 		return nil, err
 	}
 	for _, o := range objects {
-		if err := o.setImages(refs); err != nil {
+		if err := setImages(o, refs); err != nil {
 			return nil, err
 		}
-		if !clusterScoped[o.kind()] && o.at("metadata")["namespace"] == nil {
-			o.at("metadata")["namespace"] = c.namespace
+		if !clusterScoped[o.Kind()] && o.At("metadata")["namespace"] == nil {
+			o.At("metadata")["namespace"] = c.namespace
 		}
 	}
 	return objects, restartOnChange(objects)
@@ -125,7 +125,7 @@ func (p Platform) resolve(ctx context.Context, c component) ([]object, error) {
 func restartOnChange(objects []object) error {
 	hash := sha256.New()
 	for _, o := range objects {
-		if o.kind() == "ConfigMap" {
+		if o.Kind() == "ConfigMap" {
 			text, err := json.Marshal(o["data"])
 			if err != nil {
 				return err
@@ -134,8 +134,8 @@ func restartOnChange(objects []object) error {
 		}
 	}
 	for _, o := range objects {
-		if o.pod() != nil {
-			o.at("spec", "template", "metadata", "annotations")["fabrique-bench/config"] = hex.EncodeToString(hash.Sum(nil))
+		if o.Pod() != nil {
+			o.At("spec", "template", "metadata", "annotations")["fabrique-bench/config"] = hex.EncodeToString(hash.Sum(nil))
 		}
 	}
 	return nil

@@ -26,7 +26,7 @@ func built(t *testing.T) {
 	t.Helper()
 	now, cancel := context.WithCancel(t.Context())
 	cancel() // what is cached needs no time
-	for _, tool := range []tools.Tool{tools.LocalPath, tools.Kustomize, tools.ArgoWorkflows, tools.ArgoEvents, tools.ArgoCD, tools.Kubernetes, tools.NATS, tools.CoreDNS} {
+	for _, tool := range []tools.Tool{tools.LocalPath, tools.ArgoWorkflows, tools.ArgoEvents, tools.ArgoCD, tools.Kubernetes, tools.NATS, tools.CoreDNS} {
 		if _, err := tool.Ensure(now, io.Discard, false); errors.Is(err, context.Canceled) {
 			t.Skipf("the cache has no %s; bin/bench install --cluster makes it", tool.Name)
 		} else if err != nil {
@@ -70,9 +70,9 @@ func TestEveryComponentResolves(t *testing.T) {
 			}
 			seen := map[string]bool{}
 			for _, o := range objects {
-				namespace, _ := o.at("metadata")["namespace"].(string)
-				id := o.kind() + "/" + o.name()
-				if clusterScoped[o.kind()] != (namespace == "") {
+				namespace, _ := o.At("metadata")["namespace"].(string)
+				id := o.Kind() + "/" + o.Name()
+				if clusterScoped[o.Kind()] != (namespace == "") {
 					t.Errorf("%s is in the namespace %q", id, namespace)
 				}
 				if seen[namespace+" "+id] {
@@ -80,12 +80,12 @@ func TestEveryComponentResolves(t *testing.T) {
 				}
 				seen[namespace+" "+id] = true
 				for _, part := range []string{"argo-server", "dex", "notifications", "applicationset"} {
-					if strings.Contains(o.name(), part) && o.kind() != "CustomResourceDefinition" && o.kind() != "ConfigMap" {
+					if strings.Contains(o.Name(), part) && o.Kind() != "CustomResourceDefinition" && o.Kind() != "ConfigMap" {
 						t.Errorf("%s is there", id)
 					}
 				}
-				if o.kind() == "ConfigMap" {
-					for key, value := range o.at("data") {
+				if o.Kind() == "ConfigMap" {
+					for key, value := range o.At("data") {
 						if name := foreign.FindString(value.(string)); name != "" {
 							t.Errorf("%s: %s names an image of %s", id, key, name)
 						}
@@ -94,16 +94,16 @@ func TestEveryComponentResolves(t *testing.T) {
 						}
 					}
 				}
-				pod := o.pod()
+				pod := o.Pod()
 				if pod == nil {
-					if _, ok := o.at("spec")["template"]; ok && slices.Contains([]string{"DaemonSet", "Job", "CronJob", "ReplicaSet"}, o.kind()) {
+					if _, ok := o.At("spec")["template"]; ok && slices.Contains([]string{"DaemonSet", "Job", "CronJob", "ReplicaSet"}, o.Kind()) {
 						t.Errorf("%s has pods whose images nobody sets", id)
 					}
 					continue
 				}
 				workloads = append(workloads, namespace+" "+id)
 				for _, key := range []string{"initContainers", "containers"} {
-					for _, container := range pod.containers(key) {
+					for _, container := range pod.Containers(key) {
 						if image, _ := container["image"].(string); !reference.MatchString(image) {
 							t.Errorf("%s: the container %v has the image %q", id, container["name"], image)
 						}

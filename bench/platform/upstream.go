@@ -2,18 +2,17 @@ package platform
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
-	"fabrique/bench/cache"
 	"fabrique/bench/tools"
+	"fabrique/manifests/bundle"
+	k8s "fabrique/manifests/object"
 )
 
 // Namespaces of what comes from elsewhere; upstream's own choice.
@@ -24,46 +23,13 @@ const (
 	nsLocal  = "local-path-storage"
 )
 
-// rendered gives the objects of a kustomization among a tool's copies. The cache
-// keeps what kustomize made of it.
+// rendered gives the objects of a kustomization among a tool's copies.
 func rendered(ctx context.Context, tool tools.Tool, folder string) ([]object, error) {
 	dir, err := tool.Ensure(ctx, io.Discard, false)
 	if err != nil {
 		return nil, err
 	}
-	kustomize, err := tools.Kustomize.Ensure(ctx, io.Discard, false)
-	if err != nil {
-		return nil, err
-	}
-	kept, _, err := cache.Get(ctx, cache.Entry{
-		Name: tool.Name + "-manifests",
-		Key:  cache.Key("1", dir, kustomize, folder),
-		Make: func(ctx context.Context, out string, log io.Writer) error {
-			text, err := exec.CommandContext(ctx, filepath.Join(kustomize, "kustomize"), "build", filepath.Join(dir, folder)).Output()
-			if err != nil {
-				var said *exec.ExitError
-				if errors.As(err, &said) {
-					log.Write(said.Stderr)
-				}
-				return fmt.Errorf("running kustomize on the manifests of %s: %w", tool.Name, err)
-			}
-			return os.WriteFile(filepath.Join(out, "all.yaml"), text, 0o644)
-		},
-	}, io.Discard)
-	if err != nil {
-		return nil, err
-	}
-	text, err := os.ReadFile(filepath.Join(kept, "all.yaml"))
-	if err != nil {
-		return nil, err
-	}
-	return parse(text, nil)
-}
-
-func namespace(name, level string) object {
-	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{
-		"name": name, "labels": map[string]any{"pod-security.kubernetes.io/enforce": level},
-	}}
+	return bundle.Kustomize(filepath.Join(dir, folder))
 }
 
 func localPath(ctx context.Context, refs map[string]string) ([]object, error) {
@@ -81,19 +47,19 @@ func localPath(ctx context.Context, refs map[string]string) ([]object, error) {
 	}
 	for _, o := range objects {
 		switch {
-		case o.is("StorageClass/local-path"):
-			o.at("metadata", "annotations")["storageclass.kubernetes.io/is-default-class"] = "true"
-		case o.is("ConfigMap/local-path-config"):
-			data := o.at("data")
+		case o.Is("StorageClass/local-path"):
+			o.At("metadata", "annotations")["storageclass.kubernetes.io/is-default-class"] = "true"
+		case o.Is("ConfigMap/local-path-config"):
+			data := o.At("data")
 			data["config.json"] = `{"nodePathMap": [{"node": "DEFAULT_PATH_FOR_NON_LISTED_NODES", "paths": ["/var/lib/local-path"]}]}`
 			data["helperPod.yaml"] = strings.ReplaceAll(data["helperPod.yaml"].(string), "image: busybox", "image: "+refs["base/busybox"])
-		case o.is("Namespace/local-path-storage"):
+		case o.Is("Namespace/local-path-storage"):
 			// Its helper pods make and remove folders of the node, as root.
-			o.at("metadata", "labels")["pod-security.kubernetes.io/enforce"] = "privileged"
-		case o.is("Deployment/local-path-provisioner"):
-			o.at("spec")["strategy"] = object{"type": "Recreate"}
-			o.pod().at("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
-			o.pod().containers("containers")[0]["securityContext"] = object{
+			o.At("metadata", "labels")["pod-security.kubernetes.io/enforce"] = "privileged"
+		case o.Is("Deployment/local-path-provisioner"):
+			o.At("spec")["strategy"] = object{"type": "Recreate"}
+			o.Pod().At("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
+			o.Pod().Containers("containers")[0]["securityContext"] = object{
 				"runAsNonRoot": true, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": object{"drop": []any{"ALL"}},
 			}
 		}
@@ -102,60 +68,46 @@ func localPath(ctx context.Context, refs map[string]string) ([]object, error) {
 }
 
 func workflows(ctx context.Context, refs map[string]string) ([]object, error) {
-	all, err := rendered(ctx, tools.ArgoWorkflows, "manifests/cluster-install")
+	all, err := rendered(ctx, tools.ArgoWorkflows, bundle.Folder)
 	if err != nil {
 		return nil, err
 	}
-	objects := []object{namespace(nsArgo, "restricted")}
-	for _, o := range all {
-		// The server is a web interface; the command line does without it.
-		if strings.HasPrefix(o.name(), "argo-server") {
-			continue
-		}
-		if o.is("Deployment/workflow-controller") {
-			pod := o.pod()
-			pod.at("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
-			c := pod.containers("containers")[0]
+	objects, err := bundle.WorkflowsInstall(all, "bench")
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
+		if o.Is("Deployment/workflow-controller") {
+			c := o.Pod().Containers("containers")[0]
 			c["args"] = []any{"--executor-image", refs["bench/argoexec"], "--executor-image-pull-policy", "IfNotPresent"}
-			c.setEnv("DEFAULT_REQUEUE_TIME", "1s") // 10 s else, in which a finished pod waits for the next
+			c.SetEnv("DEFAULT_REQUEUE_TIME", "1s") // 10 s else, in which a finished pod waits for the next
 		}
-		if o.is("ConfigMap/workflow-controller-configmap") {
-			// The executor's containers too must pass restricted Pod Security.
-			o.at("data")["executor"] = restrictedExecutor
-		}
-		objects = append(objects, o)
 	}
 	return objects, nil
 }
 
-const restrictedExecutor = `securityContext:
-  runAsNonRoot: true
-  allowPrivilegeEscalation: false
-  capabilities: {drop: [ALL]}
-  seccompProfile: {type: RuntimeDefault}
-`
-
 func events(ctx context.Context, refs map[string]string) ([]object, error) {
-	all, err := rendered(ctx, tools.ArgoEvents, "manifests/cluster-install")
+	all, err := rendered(ctx, tools.ArgoEvents, bundle.Folder)
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range all {
+	objects, err := bundle.EventsInstall(all)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
 		switch {
-		case o.is("ConfigMap/argo-events-controller-config"):
-			if err := setBusVersions(o.at("data"), refs); err != nil {
+		case o.Is("ConfigMap/argo-events-controller-config"):
+			if err := setBusVersions(o.At("data"), refs); err != nil {
 				return nil, err
 			}
-		case o.is("Deployment/controller-manager"):
-			pod := o.pod()
-			pod.at("securityContext")["seccompProfile"] = object{"type": "RuntimeDefault"}
-			c := pod.containers("containers")[0]
-			c["securityContext"] = object{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": object{"drop": []any{"ALL"}}}
-			c.setEnv("ARGO_EVENTS_IMAGE", refs["bench/argo-events"])
-			c.at("readinessProbe")["periodSeconds"] = 1
+		case o.Is("Deployment/controller-manager"):
+			c := o.Pod().Containers("containers")[0]
+			c.SetEnv("ARGO_EVENTS_IMAGE", refs["bench/argo-events"])
+			c.At("readinessProbe")["periodSeconds"] = 1
 		}
 	}
-	return append([]object{namespace(nsEvents, "restricted")}, all...), nil
+	return objects, nil
 }
 
 // BusVersion is the version that an EventBus of kind JetStream asks for.
@@ -169,7 +121,7 @@ func setBusVersions(data object, refs map[string]string) error {
 	if err := yaml.Unmarshal([]byte(data[key].(string)), &config); err != nil {
 		return fmt.Errorf("reading Argo Events' configuration: %w", err)
 	}
-	jetstream := config.at("eventBus", "jetstream")
+	jetstream := config.At("eventBus", "jetstream")
 	jetstream["versions"] = []any{object{
 		"version":              BusVersion,
 		"natsImage":            refs["bench/nats"],
@@ -186,39 +138,39 @@ func setBusVersions(data object, refs map[string]string) error {
 }
 
 func argoCD(ctx context.Context, _ map[string]string) ([]object, error) {
-	all, err := rendered(ctx, tools.ArgoCD, "manifests/cluster-install")
+	all, err := rendered(ctx, tools.ArgoCD, bundle.Folder)
 	if err != nil {
 		return nil, err
 	}
-	objects := []object{namespace(nsArgoCD, "restricted")}
+	objects := []object{k8s.Namespace(nsArgoCD, "restricted")}
 	for _, o := range all {
-		if o.kind() != "CustomResourceDefinition" &&
-			(strings.HasPrefix(o.name(), "argocd-dex") || strings.HasPrefix(o.name(), "argocd-notifications") || strings.HasPrefix(o.name(), "argocd-applicationset")) {
+		if o.Kind() != "CustomResourceDefinition" &&
+			(strings.HasPrefix(o.Name(), "argocd-dex") || strings.HasPrefix(o.Name(), "argocd-notifications") || strings.HasPrefix(o.Name(), "argocd-applicationset")) {
 			continue
 		}
 		switch {
-		case o.is("ConfigMap/argocd-cmd-params-cm"):
-			o.at("data")["server.insecure"] = "true" // the webhook comes over plain HTTP, from inside
-		case o.is("ConfigMap/argocd-cm"):
+		case o.Is("ConfigMap/argocd-cmd-params-cm"):
+			o.At("data")["server.insecure"] = "true" // the webhook comes over plain HTTP, from inside
+		case o.Is("ConfigMap/argocd-cm"):
 			// What a webhook does not tell is looked at this often.
-			o.at("data")["timeout.reconciliation"] = "180s"
-		case o.is("Deployment/argocd-repo-server"):
+			o.At("data")["timeout.reconciliation"] = "180s"
+		case o.Is("Deployment/argocd-repo-server"):
 			// Plugins are not used, and their helper wants GNU cp.
-			delete(o.pod(), "initContainers")
+			delete(o.Pod(), "initContainers")
 		}
-		if pod := o.pod(); pod != nil {
-			pod.at("securityContext")["runAsUser"] = 999
+		if pod := o.Pod(); pod != nil {
+			pod.At("securityContext")["runAsUser"] = 999
 			delete(pod, "affinity") // it spreads over nodes; there is one for work
-			for _, c := range pod.containers("containers") {
+			for _, c := range pod.Containers("containers") {
 				if args, ok := c["args"].([]any); ok && c["name"] != "redis" {
 					c["command"] = args // upstream's image has an entrypoint that runs its arguments
 					delete(c, "args")
 				}
 				if _, ok := c["readinessProbe"]; ok {
-					probe := c.at("readinessProbe")
+					probe := c.At("readinessProbe")
 					probe["periodSeconds"], probe["initialDelaySeconds"] = 1, 1
 				}
-				c.setEnv("ARGOCD_GPG_ENABLED", "false")
+				c.SetEnv("ARGOCD_GPG_ENABLED", "false")
 			}
 		}
 		objects = append(objects, o)

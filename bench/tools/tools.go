@@ -182,6 +182,16 @@ var (
 	}
 )
 
+// Trivy scans the operators' bundle in a case.
+var Trivy = Tool{
+	Name:     "trivy",
+	packages: []string{"github.com/aquasecurity/trivy/cmd/trivy"},
+	ldflags:  "-s -w",
+}
+
+// experiments are the GOEXPERIMENT that a tool is compiled with, by its name.
+var experiments = map[string]string{"trivy": "jsonv2"}
+
 // Cluster lists what the bench's cluster is made of, the longest builds last.
 var Cluster = []Tool{Etcd, NATS, Containerd, CoreDNS, LocalPath, Kustomize, KubeRouter, ArgoEvents, ArgoWorkflows, Kubernetes, ArgoCD}
 
@@ -249,6 +259,9 @@ func (t Tool) build(ctx context.Context, module, dir string, log io.Writer) erro
 	env := []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"}
 	if t.cgo {
 		env[0] = "CGO_ENABLED=1"
+	}
+	if experiment := experiments[t.Name]; experiment != "" {
+		env = append(env, "GOEXPERIMENT="+experiment)
 	}
 	if t.mend != nil {
 		if module, err = t.mended(ctx, module, dir, env, log); err != nil {

@@ -11,7 +11,7 @@ import (
 // Every tool's module names the packages that are built from it, and their
 // version can be read from it.
 func TestModulesNameTheirTools(t *testing.T) {
-	for _, tool := range slices.Concat([]Tool{Runc, Registry, BuildKit, Gitea}, Cluster) {
+	for _, tool := range slices.Concat([]Tool{Runc, Registry, BuildKit, Gitea, Trivy}, Cluster) {
 		module, err := moduleDir(tool.Name)
 		if err != nil {
 			t.Fatal(err)

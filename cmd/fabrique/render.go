@@ -57,7 +57,8 @@ the CronWorkflow. Without -o it prints them. The same configuration gives the sa
 	return cmd
 }
 
-// write writes a file unless it holds that text already.
+// write writes a file unless it holds that text already. It is there whole or as it was
+// before, whenever the process ends.
 func write(path string, text []byte) (done string, err error) {
 	there, err := os.ReadFile(path)
 	if err == nil && bytes.Equal(there, text) {
@@ -70,7 +71,13 @@ func write(path string, text []byte) (done string, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", step.Invalidf("making the folder for %s: %w", path, err)
 	}
-	if err := os.WriteFile(path, text, fileMode); err != nil {
+	// The name is always the same, so that the next run takes away what a killed one left.
+	fresh := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+	err = os.WriteFile(fresh, text, fileMode)
+	if err == nil {
+		err = os.Rename(fresh, path)
+	}
+	if err != nil {
 		return "", step.Invalidf("writing %s: %w", path, err)
 	}
 	return done, nil

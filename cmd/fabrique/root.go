@@ -76,7 +76,7 @@ Exit codes: 0 done, also when there was nothing to do
 		panic(err) // the flag stands one line above
 	}
 	root.AddCommand(c.initCommand(), c.configCommand(), c.statusCommand(), c.whyCommand(), c.logsCommand(), c.buildCommand(),
-		c.renderCommand(), c.applyCommand(), c.seedCommand(), c.egressCommand(), c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.gcCommand(), c.versionCommand())
+		c.renderCommand(), c.bundleCommand(), c.applyCommand(), c.seedCommand(), c.egressCommand(), c.rollbackCommand(), c.holdCommand(), c.releaseCommand(), c.gcCommand(), c.versionCommand())
 	return root
 }
 

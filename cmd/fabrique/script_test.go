@@ -3,11 +3,20 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"fabrique/bench/binaries"
@@ -30,6 +39,9 @@ func TestMain(m *testing.M) { parts.Main(m) }
 //	record FILE        copies a file of the apps repository to ./FILE
 //	commits REPO N     wants N commits on the branch main
 //	force REPO REV     force-pushes main to an older revision
+//	upstream N IMAGE…  serves small images under these names; their registry is $UPSTREAM, N makes other ones
+//	down               ends the last of them
+//	lose FILE          takes the first image that the file names by digest out of its registry
 func TestScripts(t *testing.T) {
 	ctx := t.Context()
 	gitea, buildkit := parts.Gitea(t), parts.BuildKit(t)
@@ -43,8 +55,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
-			name := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
-			project, err := gitea.NewProject(ctx, name+"/atlas", name+"-cluster/apps")
+			script := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
+			project, err := gitea.NewProject(ctx, script+"/atlas", script+"-cluster/apps")
 			if err != nil {
 				return err
 			}
@@ -52,9 +64,10 @@ func TestScripts(t *testing.T) {
 			env.Setenv("SOURCE", project.Source)
 			env.Setenv("SOURCE_URL", project.SourceURL())
 			env.Setenv("APPS", project.Apps)
-			env.Setenv("NAME", name)
+			env.Setenv("NAME", script)
 			env.Setenv("BUILDER", buildkit.Address)
 			env.Values["project"] = project
+			env.Values["upstream"] = new(*http.Server)
 			return configure(env.WorkDir, project, buildkit.Address)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -71,6 +84,15 @@ func TestScripts(t *testing.T) {
 				content, err := gitea.Git(ctx, checkout(ctx, ts, gitea, ts.Getenv("APPS")), "show", "HEAD:"+args[0])
 				ts.Check(err)
 				ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(content+"\n"), 0o644))
+			},
+			"upstream": func(ts *testscript.TestScript, _ bool, args []string) { upstream(ts, args) },
+			"down": func(ts *testscript.TestScript, _ bool, _ []string) {
+				ts.Check((*ts.Value("upstream").(**http.Server)).Close())
+			},
+			"lose": func(ts *testscript.TestScript, _ bool, args []string) {
+				ref, err := name.NewDigest(byDigest.FindString(ts.ReadFile(args[0])), name.Insecure)
+				ts.Check(err)
+				ts.Check(remote.Delete(ref, remote.WithContext(ctx)))
 			},
 			"commits": func(ts *testscript.TestScript, _ bool, args []string) {
 				count, err := gitea.Git(ctx, checkout(ctx, ts, gitea, args[0]), "rev-list", "--count", "HEAD")
@@ -115,4 +137,28 @@ func checkout(ctx context.Context, ts *testscript.TestScript, g *parts.GiteaServ
 	_, err = g.Git(ctx, dir, "clone", "--quiet", parts.CloneURL(repo), ".")
 	ts.Check(err)
 	return dir
+}
+
+var byDigest = regexp.MustCompile(`[a-z0-9.:/-]+@sha256:[0-9a-f]{64}`)
+
+// upstream is the command of that name.
+func upstream(ts *testscript.TestScript, args []string) {
+	seed, err := strconv.ParseInt(args[0], 10, 64)
+	ts.Check(err)
+	listener, err := net.Listen("tcp", parts.Address()+":0")
+	ts.Check(err)
+	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
+	ts.Defer(func() { server.Close() })
+	go server.Serve(listener)
+	for i, image := range args[1:] {
+		source, err := name.ParseReference(image)
+		ts.Check(err)
+		target, err := name.NewTag(listener.Addr().String()+"/"+source.Context().RepositoryStr()+":"+source.Identifier(), name.Insecure)
+		ts.Check(err)
+		index, err := images.SmallIndex(seed + int64(i))
+		ts.Check(err)
+		ts.Check(remote.WriteIndex(target, index))
+	}
+	*ts.Value("upstream").(**http.Server) = server
+	ts.Setenv("UPSTREAM", "http://"+listener.Addr().String())
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -82,10 +83,10 @@ func inspect(ctx context.Context, ref string, o Options) (Result, error) {
 	if tag.RegistryStr() != string(o.Repository.Registry) {
 		return Result{}, step.Invalidf("parsing the reference: it means the registry %q", tag.RegistryStr())
 	}
-	only := newScheme(o.PlainHTTP)
+	only := NewTransport(o.PlainHTTP)
 	result, err := read(ctx, tag, only, o)
 	if err != nil {
-		return Result{}, classify(err, only)
+		return Result{}, only.Classify(err)
 	}
 	if o.Expect != "" && o.Expect != result.Digest {
 		return Result{}, step.Retryf("the build reported %s, but the registry has %s: something else pushed this tag, or the push went wrong; nothing is deployed, run the build again", o.Expect, result.Digest)
@@ -93,7 +94,7 @@ func inspect(ctx context.Context, ref string, o Options) (Result, error) {
 	return result, nil
 }
 
-func read(ctx context.Context, tag name.Tag, only *oneScheme, o Options) (Result, error) {
+func read(ctx context.Context, tag name.Tag, only *Transport, o Options) (Result, error) {
 	descriptor, err := remote.Get(tag, remote.WithContext(ctx), remote.WithTransport(only))
 	if err != nil {
 		return Result{}, err
@@ -103,14 +104,11 @@ func read(ctx context.Context, tag name.Tag, only *oneScheme, o Options) (Result
 		MediaType: string(descriptor.MediaType),
 	}
 	result.Image = o.Repository.At(result.Digest)
-	images, err := byPlatform(descriptor)
+	images, err := ByPlatform(descriptor)
 	if err != nil {
 		return Result{}, err
 	}
-	for p := range images {
-		result.Platforms = append(result.Platforms, p)
-	}
-	slices.Sort(result.Platforms)
+	result.Platforms = slices.Sorted(maps.Keys(images))
 	img, ok := images[o.Platform]
 	if !ok {
 		return Result{}, step.Invalidf("%w: it is for %s, wanted is %s; build it for that platform", ErrOther, list(result.Platforms), o.Platform)
@@ -137,10 +135,10 @@ func read(ctx context.Context, tag name.Tag, only *oneScheme, o Options) (Result
 	return result, nil
 }
 
-// byPlatform gives the images that the descriptor leads to. Entries of an index
+// ByPlatform gives the images that the descriptor leads to. Entries of an index
 // that are no images for a machine (attestations have "unknown/unknown") are
 // left out.
-func byPlatform(d *remote.Descriptor) (map[image.Platform]v1.Image, error) {
+func ByPlatform(d *remote.Descriptor) (map[image.Platform]v1.Image, error) {
 	found := map[image.Platform]v1.Image{}
 	if !d.MediaType.IsIndex() {
 		img, err := d.Image()
@@ -195,33 +193,26 @@ func list(platforms []image.Platform) string {
 	return strings.Join(texts, ", ")
 }
 
-// oneScheme is a transport that speaks one scheme. The registry client tries
-// HTTPS and then HTTP with some registries; here the configuration decides. It
-// keeps the last failure, which the client buries among those of its other
-// tries.
-type oneScheme struct {
+// Transport speaks one scheme with registries. The registry client tries HTTPS and
+// then HTTP with some of them; here the configuration decides. It keeps the last
+// failure, which the client buries among those of its other tries.
+type Transport struct {
 	scheme string
 
 	mu     sync.Mutex
 	failed error
 }
 
-func newScheme(plainHTTP bool) *oneScheme {
+// NewTransport gives a transport for HTTP and nothing else, or HTTPS and nothing else.
+func NewTransport(plainHTTP bool) *Transport {
 	if plainHTTP {
-		return &oneScheme{scheme: "http"}
+		return &Transport{scheme: "http"}
 	}
-	return &oneScheme{scheme: "https"}
+	return &Transport{scheme: "https"}
 }
 
-// Transport gives what a registry client sends its requests through so that the
-// configuration decides about HTTP or HTTPS, and a function that gives the client's
-// errors the exit codes of [Inspect].
-func Transport(plainHTTP bool) (http.RoundTripper, func(error) error) {
-	only := newScheme(plainHTTP)
-	return only, func(err error) error { return classify(err, only) }
-}
-
-func (s *oneScheme) RoundTrip(r *http.Request) (*http.Response, error) {
+// RoundTrip is that of [http.RoundTripper].
+func (s *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != s.scheme {
 		return nil, fmt.Errorf("not speaking %s with %s: it is configured for %s", r.URL.Scheme, r.URL.Host, s.scheme)
 	}
@@ -232,14 +223,16 @@ func (s *oneScheme) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-func (s *oneScheme) failure() error {
+func (s *Transport) failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failed
 }
 
-// classify gives a failure its exit code.
-func classify(err error, only *oneScheme) error {
+// Classify gives a failure of the registry client that used this transport its exit
+// code: 2 for what the registry refuses or does not have and for a scheme that it does
+// not speak, 1 for the rest.
+func (s *Transport) Classify(err error) error {
 	if step.ExitCode(err) != step.ExitRetry {
 		return err
 	}
@@ -247,7 +240,7 @@ func classify(err error, only *oneScheme) error {
 	if errors.As(err, &answer) {
 		return classifyAnswer(answer)
 	}
-	if failed := only.failure(); failed != nil {
+	if failed := s.failure(); failed != nil {
 		err = failed
 	}
 	var untrusted *tls.CertificateVerificationError

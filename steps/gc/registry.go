@@ -38,8 +38,8 @@ type registry struct {
 }
 
 func newRegistry(o Options) *registry {
-	through, classify := digest.Transport(o.PlainHTTP)
-	return &registry{o, through, classify}
+	through := digest.NewTransport(o.PlainHTTP)
+	return &registry{o, through, through.Classify}
 }
 
 func (r *registry) options(ctx context.Context) []remote.Option {
